@@ -1,7 +1,8 @@
 """The one error tree: whose fault it was, whether to repeat, and what to do next.
 
 Every message ends in the next action. `blame` names who has to act, `may_repeat` says whether
-the same call may succeed if it is simply made again.
+the same call may succeed if it is simply made again: of a call that was given arrays for good, not
+where it may have run.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class JaxdError(Exception):
     """
 
     blame: ClassVar[Blame] = "server"
-    may_repeat: ClassVar[bool] = False
+    may_repeat: bool = False  # of one error, where it is not as of others of its class
 
 
 class PackingError(JaxdError, TypeError):
@@ -267,7 +268,7 @@ class WorkerReplaced(ServerDraining):
 
 
 class Busy(JaxdError, RuntimeError):
-    """The server has no room for the call now.
+    """The server has no room for the call now, or a process can start no more threads.
 
     Attributes:
         retry_after_s: seconds after which a repetition is likely to be admitted.

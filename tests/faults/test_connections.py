@@ -98,6 +98,21 @@ def test_a_connection_swallows_what_is_sent(
         assert answers_correctly(client)
 
 
+def test_a_connection_swallows_a_submitted_call_on_arrays(
+    server: LiveServer, proxy: Proxy, client: Client
+) -> None:
+    """It ends by its timeout_s as well, and leaves no array on the server once that is heard."""
+    kept = client.put(np.ones(LARGE // 32, np.float32))
+    double = client.persistent_call(lambda x: x * 2, results="remote", timeout_s=0.5)
+    assert float(np.asarray(double(kept))[0]) == 2
+    with unharmed(server, 1):
+        proxy.strike("hold", "down", 0)
+        with pytest.raises(errors.DeadlineExceeded):
+            double.submit(kept).result(20)
+        proxy.heal()
+        assert answers_correctly(client)
+
+
 @pytest.mark.parametrize("way", ["state", "submitted", "plain"])
 def test_a_server_cannot_be_reached_for_a_while(
     server: LiveServer, proxy: Proxy, client: Client, way: str
@@ -129,6 +144,32 @@ def _many_outages(proxy: Proxy, count: int) -> bool:
         proxy.open_again()
         pause(0.3)
     return True
+
+
+@pytest.mark.parametrize("way", ["plain", "several", "submitted", "arrays"])
+def test_a_server_accepts_connections_and_says_nothing(
+    server: LiveServer, proxy: Proxy, client: Client, way: str
+) -> None:
+    """In an outage each call ends by its own time, typed, also while another one waits longer."""
+    kept = client.put(np.ones(LARGE // 32, np.float32))
+    add = client.persistent_call(lambda x: x + 1, results="remote")
+    timed = client.persistent_call(lambda x: x + 1, results="remote", timeout_s=1.0)
+    assert float(np.asarray(add(kept))[0]) == float(np.asarray(timed(kept))[0]) == 2
+    with unharmed(server, 1):
+        proxy.strike("hold", "down", 0)
+        others = [in_thread(lambda: np.asarray(add(kept)))] if way == "several" else []
+        given = {"submitted": kept, "arrays": np.ones(3, np.float32)}.get(way)
+        future: Any = None if given is None else timed.submit(given)
+        if way != "plain":
+            assert proxy.struck.wait(30)
+        proxy.cut()
+        future = future or in_thread(timed, kept)
+        with pytest.raises(errors.DeadlineExceeded):
+            future.result(15)
+        proxy.heal()
+        proxy.cut()
+        assert all(float(one.result(50)[0]) == 2 for one in others)
+        assert answers_correctly(client)
 
 
 def test_a_server_cannot_be_reached_for_longer_than_a_session_lasts() -> None:

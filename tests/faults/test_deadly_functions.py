@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from jaxd import connect, errors
+from jaxd.connection.control_client import send_request
+from jaxd_protocol.network.addresses import Address
+from jaxd_protocol.network.local_server import control_path
 from tests.end_to_end.gates import Gate, advice, in_thread
-from tests.live_server import LiveServer
+from tests.live_server import ROOT, LiveServer
 
 pytestmark = pytest.mark.faults
 
@@ -135,3 +141,46 @@ def test_a_suspect_spends_nobody_elses_retry(start_live: StartLive) -> None:
         for one in dead:
             assert isinstance(one.exception(50), errors.WorkerLost)
         assert client.statistics().epoch <= 5
+
+
+COUNTS = """
+import pathlib
+from jaxd_server.runtime import system_memory
+system_memory.oom_kills = lambda: int(pathlib.Path({path!r}).read_text())
+"""
+
+
+def test_the_system_has_no_memory_left(start_live: StartLive, tmp_path: Path) -> None:
+    """What arrays may take is lowered, and who held most of it is told so; nobody is blamed."""
+    count, hook = tmp_path / "oom_kills", tmp_path / "hook"
+    count.write_text("0")
+    hook.mkdir()
+    (hook / "sitecustomize.py").write_text(COUNTS.format(path=str(count)))
+    folders = [str(hook), *(str(ROOT / part) for part in ("client", "server", "shared"))]
+    server = start_live("--value-bytes", "64M", PYTHONPATH=os.pathsep.join(folders))
+    with connect(server.unix) as most, connect(server.unix) as least:
+        large, small = (
+            most.put(np.zeros(12 << 20, np.uint8)),
+            least.put(np.zeros(4 << 20, np.uint8)),
+        )
+        control = control_path(Address.parse(server.unix))
+        status = send_request(control, {"ask": "status"}) or {}
+        assert status["worker"]["value_bytes"] == 16 << 20
+        count.write_text("1")
+        os.kill(server.worker_pid(), signal.SIGKILL)
+        with pytest.raises(errors.ValuesDied, match=r"want of memory.* 12\.0 MiB.* 12\.0 MiB now"):
+            np.asarray(large)
+        with pytest.raises(errors.ValuesDied) as caught:
+            np.asarray(small)
+        assert "memory" not in str(caught.value)
+        with pytest.raises(errors.ValuesFull, match=r"of 12\.0 MiB"):
+            most.put(np.zeros(13 << 20, np.uint8))
+        kept = most.put(np.zeros(11 << 20, np.uint8))
+        count.write_text("2")
+        send_request(control, {"ask": "status"})
+        os.kill(server.worker_pid(), signal.SIGKILL)
+        with pytest.raises(errors.ValuesDied):
+            np.asarray(kept)
+        with pytest.raises(errors.ValuesFull, match=r"of 8\.2 MiB"):
+            most.put(np.zeros(9 << 20, np.uint8))
+    assert not (send_request(control, {"ask": "quarantined"}) or {})["quarantined"]

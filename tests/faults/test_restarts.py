@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from jaxd import Client, connect, errors
-from jaxd.connection.control_client import send_request
+from jaxd.connection.control_client import send_request, stop_and_wait
+from jaxd.connection.local_server import start_background
 from jaxd_protocol.network.addresses import Address
-from jaxd_protocol.network.local_server import control_path
+from jaxd_protocol.network.local_server import LocalServerFiles, control_path
 from tests.end_to_end.gates import Gate, in_thread, wait_until
 from tests.fake_packages import FakeSite
 from tests.faults.others import answers_correctly
@@ -115,6 +116,37 @@ def test_a_long_call_is_finished_beside_the_next_worker(
         assert float(long.result(30)) == 2.0
         server.wait_for("worker_exited", 1, epoch=1, exit_code=0)
         assert np.asarray(array).tolist() == [1.0] * 3
+
+
+@pytest.fixture
+def local(runtime: Path) -> Iterator[LocalServerFiles]:
+    """A server that listens on a Unix socket alone."""
+    files = LocalServerFiles.of_this_environment()
+    start_background(files, by_hand=True)
+    yield files
+    stop_and_wait(files.control)
+
+
+def test_the_socket_of_a_server_is_removed(local: LocalServerFiles, runtime: Path) -> None:
+    """Who is connected goes on, the status says so; then it ends, and the next can be started."""
+    gate = Gate(runtime / "gate")
+
+    def stopping(x: Any) -> Any:
+        Path(gate.path).read_bytes()
+        return x + 1
+
+    with connect(f"unix://{local.socket}") as client:
+        running = in_thread(client.persistent_call(stopping), 1.0)
+        with gate.reached():
+            os.unlink(local.socket)
+            status = {"ask": "status"}
+            wait_until(lambda: bool((send_request(local.control, status) or {})["host"]["lost"]))
+            assert answers_correctly(client)
+        assert float(running.result(30)) == 2.0
+    wait_until(lambda: send_request(local.control, {"ask": "status"}) is None)
+    start_background(local, by_hand=True)
+    with connect(f"unix://{local.socket}") as client:
+        assert answers_correctly(client)
 
 
 def test_arrays_of_clients_keep_a_worker(start_live: StartLive) -> None:

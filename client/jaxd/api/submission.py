@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from jaxd.connection.call_future import CallFuture
 from jaxd.dispatch import async_call
 from jaxd.interop.jax_runtime import map_leaves
+from jaxd_protocol.base.process import start_thread
+from jaxd_protocol.errors import Busy
 
 if TYPE_CHECKING:
     from jaxd.dispatch.caller import Caller
@@ -138,9 +140,14 @@ class Recovery(NamedTuple):
             _complete(outer, done.result)
             return
         run = partial(local.under, submission.config, self.args, self.kwargs)
-        threading.Thread(
-            target=_complete, args=(outer, run), name="jaxd-local", daemon=True
-        ).start()
+        work = (outer, run)
+        try:
+            start_thread(
+                threading.Thread(target=_complete, args=work, name="jaxd-local", daemon=True)
+            )
+        except Busy as none_left:
+            with suppress(InvalidStateError):
+                outer.set_exception(none_left)
 
 
 def _complete(future: Future[Any], make: Callable[[], Any]) -> None:

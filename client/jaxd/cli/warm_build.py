@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from jaxd.api.client import Client
 from jaxd.dispatch.caller import Caller
 from jaxd.dispatch.warm import RecordedFunction, Verdict, warm
+from jaxd_protocol.base.process import start_thread
 from jaxd_protocol.errors import JaxdError
 from jaxd_protocol.explain.argument_shapes import argument_shapes
 from jaxd_protocol.messages.recipes import Recipe, RecordedCall
@@ -55,7 +56,9 @@ def build_all(
     work = client.caller, left, results, check
     try:
         for _ in calls[:_MAX_CONCURRENT]:  # daemons: Ctrl-C must not wait for them
-            threading.Thread(target=_build_each, args=work, name="jaxd-warm", daemon=True).start()
+            start_thread(
+                threading.Thread(target=_build_each, args=work, name="jaxd-warm", daemon=True)
+            )
         for _ in calls:
             yield results.get()
     except BaseException:

@@ -11,7 +11,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final, TypeVar
 
-from jaxd_protocol.base.process import reset_after_fork
+from jaxd_protocol.base.process import reset_after_fork, start_thread
+from jaxd_protocol.base.timers import TimerThread
 from jaxd_protocol.errors import Cancelled
 from jaxd_protocol.wire import INTERRUPTIBLE_S
 
@@ -113,9 +114,9 @@ class _CallbackThread:
         self._waiting.put((fn, future))
         with self._lock:
             if not self._started:
-                threading.Thread(
-                    target=self._run_callbacks, name="jaxd-callbacks", daemon=True
-                ).start()
+                start_thread(
+                    threading.Thread(target=self._run_callbacks, name="jaxd-callbacks", daemon=True)
+                )
                 self._started = True  # now: where no thread can be had, the next one is tried
 
     def _run_callbacks(self) -> None:
@@ -131,3 +132,9 @@ class _CallbackThread:
 
 
 _callback_thread: Final = _CallbackThread()
+
+call_timers: Final = TimerThread(
+    "jaxd-timers", partial(logging.getLogger("jaxd").exception, "a timer failed")
+)
+"""Ends submitted calls whose time is over."""
+reset_after_fork(call_timers)

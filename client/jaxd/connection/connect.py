@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
 import sys
-from typing import TYPE_CHECKING, Any
+import time
+from typing import TYPE_CHECKING, Any, Final
 
 from jaxd.connection.connection import ClientConnection
 from jaxd.connection.settings import Settings
@@ -14,6 +16,7 @@ from jaxd_protocol.errors import (
     AuthenticationFailed,
     Busy,
     ConfigurationError,
+    DeadlineExceeded,
     JaxdError,
     NoServer,
     ProtocolError,
@@ -38,18 +41,84 @@ _SERVER_FULL_ALERT = "TLSV1_ALERT_INTERNAL_ERROR"
 """The alert of a server without room, before there are keys for a message."""
 
 
+class Patience:
+    """How long each step of connecting may take, and all of them together.
+
+    Args:
+        deadline: `time.monotonic()` after which nobody waits for the connection; None: there is
+            no other limit than that of each step.
+    """
+
+    __slots__ = ("_deadline",)
+
+    def __init__(self, deadline: float | None = None) -> None:
+        self._deadline = deadline
+
+    def seconds(self, most: float) -> float:
+        """For the next step, `most` at most.
+
+        Raises:
+            TimeoutError: when there is no time left.
+        """
+        if self._deadline is None:
+            return most
+        left_s = self._deadline - time.monotonic()
+        if left_s <= 0.0:
+            raise TimeoutError(errno.ETIMEDOUT, "the caller's time is over")
+        return min(most, left_s)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the deadline has passed."""
+        return self._deadline is not None and time.monotonic() >= self._deadline
+
+
+_NO_DEADLINE: Final = Patience()
+
+
 def open_connection(
-    address: Address, settings: Settings, session: str | None, handler: ServerRequestHandler
+    address: Address,
+    settings: Settings,
+    session: str | None,
+    handler: ServerRequestHandler,
+    deadline: float | None = None,
 ) -> tuple[ClientConnection, dict[str, Any]]:
     """A connection past its handshake, and the server's welcome message.
 
+    Args:
+        address: of the server.
+        settings: credentials and more.
+        session: the session to resume; None: a new one.
+        handler: handles the requests of the server.
+        deadline: `time.monotonic()` after which nobody waits for it.
+
     Raises:
         NoServer: when nothing answers there.
+        DeadlineExceeded: when that takes longer than the deadline allows.
         AuthenticationFailed, VersionMismatch, ProtocolError: when the handshake fails.
     """
-    line = dial(address, settings)
+    patience = Patience(deadline)
     try:
-        welcome = _handshake(line, address, settings, session)
+        return _opened(address, settings, session, handler, patience)
+    except (NoServer, ProtocolError) as error:
+        if not patience.is_over:
+            raise
+        raise DeadlineExceeded(
+            f"the call's timeout_s passed while {address} was being connected to. Give it more "
+            "time, or see `jaxd status` and `jaxd doctor` for what the server does."
+        ) from error
+
+
+def _opened(
+    address: Address,
+    settings: Settings,
+    session: str | None,
+    handler: ServerRequestHandler,
+    patience: Patience,
+) -> tuple[ClientConnection, dict[str, Any]]:
+    line = dial(address, settings, patience)
+    try:
+        welcome = _handshake(line, address, settings, session, patience)
         stream = stream_over(line)
     except BaseException:
         line.close()
@@ -59,6 +128,7 @@ def open_connection(
     connection = ClientConnection(stream, int(welcome["max_frame_bytes"]), handler)
     connection.worker = (welcome.get("epoch"), welcome.get("pid"))
     connection.address = str(address)
+    connection.notice = str(welcome.get("notice", ""))
     return connection, welcome
 
 
@@ -73,29 +143,54 @@ def probe(address: Address, settings: Settings) -> dict[str, Any]:
     """
     line = dial(address, settings)
     try:
-        welcome = _handshake(line, address, settings, None)
+        welcome = _handshake(line, address, settings, None, _NO_DEADLINE)
     finally:
         line.close()
     peer = welcome.pop("peer")
     return {**welcome, "versions": dict(peer.versions), "python": list(peer.python)}
 
 
+class _PatientStream:
+    """A connection of which all steps together last no longer than somebody waits for it."""
+
+    def __init__(self, line: Connected, patience: Patience) -> None:
+        self._line = line
+        self._patience = patience
+
+    def recv(self, count: int, flags: int = 0, /) -> bytes:
+        self._line.settimeout(self._patience.seconds(HANDSHAKE_TIMEOUT_S))
+        return self._line.recv(count, flags)
+
+    def sendall(self, data: bytes, /) -> None:
+        self._line.settimeout(self._patience.seconds(HANDSHAKE_TIMEOUT_S))
+        self._line.sendall(data)
+
+
 def _handshake(
-    line: Connected, address: Address, settings: Settings, session: str | None
+    line: Connected,
+    address: Address,
+    settings: Settings,
+    session: str | None,
+    patience: Patience,
 ) -> dict[str, Any]:
-    line.settimeout(HANDSHAKE_TIMEOUT_S)
+    began = time.monotonic()
     token = settings.read_token() if address.needs_token else None
     try:
         channel = _channel_binding(line, address)
         return handshake_with_server(
-            line, channel, _package_versions(), token, session, settings.device
+            _PatientStream(line, patience),
+            channel,
+            _package_versions(),
+            token,
+            session,
+            settings.device,
         )
     except JaxdError:
         raise  # some of ours are OSErrors as well
     except TimeoutError as error:
         raise NoServer(
-            f"the server at {address} accepted the connection but said nothing for "
-            f"{HANDSHAKE_TIMEOUT_S:.0f} s. See its log, or `jaxd status`."
+            f"the server at {address} accepted the connection but did not answer in "
+            f"{time.monotonic() - began:.1f} s. See its log, or `jaxd status`."
         ) from error
     except (EOFError, OSError) as error:
         raise ProtocolError(
@@ -121,13 +216,18 @@ def _package_versions() -> dict[str, str]:
     return {name: str(sys.modules[name].__version__) for name in loaded}
 
 
-def dial(address: Address, settings: Settings) -> Connected:
+def dial(address: Address, settings: Settings, patience: Patience = _NO_DEADLINE) -> Connected:
     """A socket that is connected to a server.
 
     Over TLS, its certificate is the right one; a Unix socket is that of a trusted user.
 
+    Args:
+        address: of the server.
+        settings: credentials and more.
+        patience: how long it may take.
+
     Raises:
-        NoServer: when nothing answers there.
+        NoServer: when nothing answers there, or not in time.
         AuthenticationFailed: when the certificate is not the one that it should be, or a Unix
             socket belongs to another user, or others can put theirs in its place.
         ProtocolError: when no TLS is spoken there.
@@ -138,11 +238,12 @@ def dial(address: Address, settings: Settings) -> Connected:
     if address.kind == "ssh":
         from jaxd.connection.ssh import dial_over_ssh  # starts processes; few clients need it
 
-        return dial_over_ssh(address)
+        return dial_over_ssh(address, patience.seconds)
     try:
+        timeout_s = patience.seconds(CONNECT_TIMEOUT_S)
         if address.kind == "unix":
-            return _dial_unix(address)
-        sock = socket.create_connection(address.place, CONNECT_TIMEOUT_S)
+            return _dial_unix(address, timeout_s)
+        sock = socket.create_connection(address.place, timeout_s)
     except JaxdError:
         raise  # some of ours are OSErrors as well
     except OSError as error:
@@ -155,13 +256,13 @@ def dial(address: Address, settings: Settings) -> Connected:
     if address.kind == "tcp":
         return sock
     try:
-        return _with_tls(sock, address, settings)
+        return _with_tls(sock, address, settings, patience)
     except BaseException:
         sock.close()
         raise
 
 
-def _dial_unix(address: Address) -> socket.socket:
+def _dial_unix(address: Address, timeout_s: float) -> socket.socket:
     family = getattr(socket, "AF_UNIX", None)
     if family is None:
         raise ConfigurationError(
@@ -169,7 +270,7 @@ def _dial_unix(address: Address) -> socket.socket:
         )
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
-        sock.settimeout(CONNECT_TIMEOUT_S)
+        sock.settimeout(timeout_s)
         sock.connect(address.path)
         check_owner(sock, address)
     except BaseException:
@@ -206,24 +307,26 @@ def check_owner(sock: socket.socket, address: Address) -> None:
         )
 
 
-def _with_tls(sock: socket.socket, address: Address, settings: Settings) -> TlsSocket:
+def _with_tls(
+    sock: socket.socket, address: Address, settings: Settings, patience: Patience
+) -> TlsSocket:
     from jaxd_protocol.network.certificates import check_pin, client_context
     from jaxd_protocol.wire.tls_socket import TlsSocket
 
     ca_file = os.path.expanduser(settings.ca_file) if settings.ca_file else None
     context = client_context(pinned=bool(address.pin), ca_file=ca_file)
     line = TlsSocket(sock, context, server_name=address.host)
-    line.settimeout(CONNECT_TIMEOUT_S)
-    _shake_hands_over_tls(line, address)
+    _shake_hands_over_tls(line, address, patience)
     if address.pin:
         check_pin(line.peer_certificate(), address.pin, str(address._replace(pin="")))
     return line
 
 
-def _shake_hands_over_tls(line: TlsSocket, address: Address) -> None:
+def _shake_hands_over_tls(line: TlsSocket, address: Address, patience: Patience) -> None:
     import ssl
 
     try:
+        line.settimeout(patience.seconds(CONNECT_TIMEOUT_S))
         line.do_handshake()
     except ssl.SSLCertVerificationError as error:
         raise AuthenticationFailed(

@@ -40,6 +40,7 @@ class ClientConnection(BulkConnection):
         shared_reader: reads it, in the threads that wait for replies.
         address: of the server, for people; set by `open_connection`.
         worker: which of its workers this is; set by `open_connection`.
+        notice: what the server says of the end of the worker before; set by `open_connection`.
         on_transfer: called when a message of 1 MiB or more begins to go out or to come in.
     """
 
@@ -54,6 +55,7 @@ class ClientConnection(BulkConnection):
         self.passes_descriptors = stream.passes_descriptors
         self.address = "an address that is not known"
         self.worker: tuple[Any, ...] = ()
+        self.notice = ""
         self.on_transfer: Callable[[ClientConnection], object] | None = None
         reset_after_fork(self)
 

@@ -13,12 +13,16 @@ if TYPE_CHECKING:
     from jaxd_protocol.network.local_server import LocalServerFiles
 
 
-def find_server(settings: Settings) -> Address:
+def find_server(settings: Settings, deadline: float | None = None) -> Address:
     """The address of the server to connect to.
 
     One that was named is returned as it is, answering or not. Without a name it is the local
     server of this environment, started in the background when none runs: once, however many
     threads and processes ask at the same time.
+
+    Args:
+        settings: the address, if one was named, and whether a server may be started.
+        deadline: `time.monotonic()` after which nobody waits for it to start.
 
     Raises:
         NoServer: when no local server runs and none may be started here.
@@ -37,7 +41,7 @@ def find_server(settings: Settings) -> Address:
     if os.path.lexists(files.directory):
         check_private(files.directory)  # or its owner could answer in the server's place
     if not is_server_running(files.socket):
-        _start(files, settings)
+        _start(files, settings, deadline)
     return Address.unix(files.socket)
 
 
@@ -61,7 +65,7 @@ def require_server_extra() -> None:
         )
 
 
-def _start(files: LocalServerFiles, settings: Settings) -> None:
+def _start(files: LocalServerFiles, settings: Settings, deadline: float | None) -> None:
     import socket
 
     if not hasattr(socket, "AF_UNIX"):
@@ -82,4 +86,4 @@ def _start(files: LocalServerFiles, settings: Settings) -> None:
         )
     from jaxd.connection.local_server import start_background
 
-    start_background(files)
+    start_background(files, deadline=deadline)

@@ -10,7 +10,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from jaxd.connection.control_client import send_request
-from jaxd_protocol.errors import ConfigurationError, NoServer, ServerStartFailed
+from jaxd_protocol.errors import (
+    ConfigurationError,
+    DeadlineExceeded,
+    NoServer,
+    ServerStartFailed,
+)
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import (
     LocalServerFiles,
@@ -31,36 +36,40 @@ def start_background(
     *,
     by_hand: bool = False,
     server_command: Sequence[str] = SERVER_COMMAND,
+    deadline: float | None = None,
 ) -> None:
     """Returns when a server answers on `files.socket`; starts one if none does.
 
     Processes that race wait for the one that is first. The server outlives its starter; it stops
     after an idle hour, unless it was started `by_hand`. Its output is appended to `files.log`.
 
-    Waits until the server can run calls. When that takes longer than a minute, but a server
-    answers on the socket, the rest of the waiting is left to the caller's first call.
+    Waits until the server can run calls. When that takes longer than a minute, or than until the
+    deadline of `time.monotonic()`, but a server answers on the socket, the rest of the waiting is
+    left to the caller's first call.
 
     Raises:
+        DeadlineExceeded: when another process is starting it at the deadline.
         ServerStartFailed: when it ended before it answered; quotes the end of its log.
         NoServer: when it did not answer within a minute.
         ConfigurationError: when the directory cannot be made, is not private, or is full.
     """
     make_private_directory(files.directory)
-    with _start_lock(files):
+    with _start_lock(files, deadline):
         if is_server_running(files.socket):
             return
         _print_line(f"starting a local server (log: {files.log})")
         log_begin = _log_size(files)
         process = _spawn(files, by_hand=by_hand, server_command=server_command)
-        _wait_until_ready(process, files, log_begin)
+        _wait_until_ready(process, files, log_begin, deadline)
 
 
 @contextmanager
-def _start_lock(files: LocalServerFiles) -> Iterator[None]:
+def _start_lock(files: LocalServerFiles, latest: float | None) -> Iterator[None]:
     """Held while a server is started; the file has the number of the process that holds it.
 
     Raises:
         NoServer: when another process has held it for a minute.
+        DeadlineExceeded: when it is later than `latest`.
     """
     import fcntl
 
@@ -73,6 +82,11 @@ def _start_lock(files: LocalServerFiles) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise _held_lock(files) from None
+                if _is_over(latest):
+                    raise DeadlineExceeded(
+                        "the call's timeout_s passed while another process was starting the local "
+                        "server. Give it more time, or start the server before: jaxd start"
+                    ) from None
             time.sleep(look_s)
             look_s = min(2 * look_s, _LONGEST_LOOK_S)
         with suppress(OSError):  # no room: then nobody learns who holds it
@@ -133,7 +147,10 @@ def _spawn(
 
 
 def _wait_until_ready(
-    process: subprocess.Popen[bytes], files: LocalServerFiles, log_begin: int
+    process: subprocess.Popen[bytes],
+    files: LocalServerFiles,
+    log_begin: int,
+    latest: float | None,
 ) -> None:
     deadline = time.monotonic() + _START_TIMEOUT_S
     look_s = _SHORTEST_LOOK_S
@@ -144,11 +161,17 @@ def _wait_until_ready(
             if time.monotonic() > deadline:
                 _warn_slow_start(process, files)
                 return
+            if _is_over(latest) and is_server_running(files.socket):
+                return  # who comes next finds it, and waits for it as long as its own time lasts
             time.sleep(look_s)
             look_s = min(2 * look_s, _LONGEST_LOOK_S)
     finally:
         # The server outlives us on purpose; Popen would warn that it was not waited for.
         process.returncode = process.returncode or 0
+
+
+def _is_over(latest: float | None) -> bool:
+    return latest is not None and time.monotonic() >= latest
 
 
 def _is_ready(files: LocalServerFiles) -> bool:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from jaxd_protocol.base.process import start_thread
 from jaxd_protocol.errors import JaxdError, PackingError, ProtocolError
 from jaxd_protocol.messages.calls import FAILED
 
@@ -120,7 +121,7 @@ class RequestWorkers:
         started = 0
         try:
             for _ in range(wanted):
-                threading.Thread(target=self._run, name="jaxd-answer", daemon=True).start()
+                start_thread(threading.Thread(target=self._run, name="jaxd-answer", daemon=True))
                 started += 1
         finally:
             with self._lock:

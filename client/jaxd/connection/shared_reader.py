@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
-from jaxd_protocol.errors import ConnectionLost, DeadlineExceeded, JaxdError
+from jaxd_protocol.base.process import start_thread
+from jaxd_protocol.errors import Busy, ConnectionLost, DeadlineExceeded, JaxdError
 from jaxd_protocol.wire import INTERRUPTIBLE_S, BulkChannel, Frame
 from jaxd_protocol.wire.stream import AdaptiveWait
 
@@ -230,10 +231,15 @@ class SharedReader:
         if successor is not None:
             successor.wake()
         elif self._unawaited:
-            self.start_background_reading()
+            with suppress(Busy):  # no thread: whoever waits next reads on
+                self.start_background_reading()
 
     def start_background_reading(self) -> None:
-        """Makes sure that the connection's own thread reads when no other does."""
+        """Makes sure that the connection's own thread reads when no other does.
+
+        Raises:
+            Busy: when the system has no thread for it.
+        """
         with self._lock:
             if not self._is_reading:
                 self._background_reader.request_read()
@@ -278,7 +284,8 @@ class SharedReader:
             if not pending.needs_reader:
                 pending.needs_reader = True
                 self._unawaited += 1
-        self.start_background_reading()
+        with suppress(Busy):  # as above
+            self.start_background_reading()
 
     def register(self, seq: int, pending: PendingReply) -> None:
         """Registers a request for its reply or the connection's end."""
@@ -361,8 +368,8 @@ class BackgroundReader:
     def request_read(self) -> None:
         """Lets the thread look; to be called under the connection's lock."""
         if not self._started:
-            self._started = True
-            threading.Thread(target=self._run, name="jaxd-reader", daemon=True).start()
+            start_thread(threading.Thread(target=self._run, name="jaxd-reader", daemon=True))
+            self._started = True  # now: where no thread can be had, the next one is tried
         self._wake_event.set()
 
     def stop(self) -> None:

@@ -16,10 +16,9 @@ import socket
 import subprocess
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from importlib import resources
-from itertools import islice
 from typing import IO, Final
 
 from jaxd.connection.ssh_relay import CONNECTED, REFUSED
@@ -36,11 +35,19 @@ _IGNORING_SIGINT: Final = ("/bin/sh", "-c", 'trap "" INT; exec "$@"', "jaxd")
 """A Ctrl-C is for the call, not for the connection: it reaches all processes of a terminal."""
 
 
-def dial_over_ssh(address: Address) -> socket.socket:
+def dial_over_ssh(
+    address: Address, seconds: Callable[[float], float] = lambda most: most
+) -> socket.socket:
     """A socket that is connected to the server behind an `ssh://` address.
 
+    Args:
+        address: of the server.
+        seconds: gives the time for the next step, which is no more than its argument; raises
+            `TimeoutError` when there is none.
+
     Raises:
-        NoServer: when ssh cannot log in, or no server runs over there.
+        NoServer: when ssh cannot log in, or no server runs over there. Its cause is a
+            `PermissionError` where it is of no use to try again.
         ConfigurationError: when there is no ssh here.
     """
     ours, theirs = socket.socketpair()
@@ -49,10 +56,9 @@ def dial_over_ssh(address: Address) -> socket.socket:
         with theirs, tempfile.TemporaryFile() as stderr:
             process = _start(ssh_command(address), theirs.fileno(), stderr)
             theirs.close()  # so that its end is ours
-            ours.settimeout(_CONNECT_TIMEOUT_S)
-            greeting = _read_greeting(ours)
+            greeting = _read_greeting(ours, seconds)
             if greeting != CONNECTED:
-                raise NoServer(_connect_error(address, greeting, process, stderr))
+                raise _connect_error(address, greeting, process, stderr)
         on_error.pop_all()
     return ours
 
@@ -98,16 +104,20 @@ def _start(command: Sequence[str], line: int, stderr: IO[bytes]) -> subprocess.P
             f"ssh cannot be started here: {error.strerror}. Install it (openssh-client), or use "
             "another address."
         ) from error
-    # to reap it
-    threading.Thread(target=process.wait, name="jaxd-ssh", daemon=True).start()
+    with suppress(RuntimeError):  # to reap it; without a thread, this process's end does
+        threading.Thread(target=process.wait, name="jaxd-ssh", daemon=True).start()
     return process
 
 
-def _read_greeting(line: socket.socket) -> str:
+def _read_greeting(line: socket.socket, seconds: Callable[[float], float]) -> str:
     """The first line of the relay; what a login prints comes before it. Empty when it ended."""
     greeting = b""
-    with suppress(OSError):
-        for byte in islice(iter(lambda: line.recv(1), b""), _MAX_GREETING_BYTES):
+    with suppress(OSError):  # it took too long among them
+        for _ in range(_MAX_GREETING_BYTES):
+            line.settimeout(seconds(_CONNECT_TIMEOUT_S))
+            byte = line.recv(1)
+            if not byte:
+                break
             greeting += byte
             if byte == b"\n":
                 text = greeting.decode(errors="replace").strip()
@@ -117,21 +127,42 @@ def _read_greeting(line: socket.socket) -> str:
     return ""
 
 
+_REFUSALS: Final = (
+    *("Permission denied", "Host key verification failed", "Too many authentication failures"),
+    *("listens at", "others can put a socket", "several servers run"),
+)
+"""What ssh, and our program over there, say where only a person can change something."""
+
+
 def _connect_error(
     address: Address, greeting: str, process: subprocess.Popen[bytes], stderr: IO[bytes]
-) -> str:
+) -> NoServer:
     if greeting:
-        return f"no server answers at {address}: over there, {greeting.removeprefix(REFUSED)}"
+        words = greeting.removeprefix(REFUSED)
+        return _with_cause(NoServer(f"no server answers at {address}: over there, {words}"), words)
     process.terminate()
     process.wait()
     stderr.seek(0)
     lines = stderr.read().decode(errors="replace").strip().splitlines()[-_STDERR_LINES:]
     words = "; ".join(line.strip() for line in lines) or "it said nothing"
     login = f"{address.user}@{address.host}" if address.user else address.host
-    if process.returncode == 127:
-        return (
+    if process.returncode == _NOT_FOUND:
+        missing = NoServer(
             f"{address} cannot be reached: python3 is not there, or ssh is not here ({words}). "
             f"Try: ssh {login} python3 -V"
         )
+        missing.__cause__ = PermissionError(words)
+        return missing
     port = f"-p {address.port} " if address.port else ""
-    return f"ssh cannot reach {address}: {words}. Try: ssh {port}{login} true"
+    found = NoServer(f"ssh cannot reach {address}: {words}. Try: ssh {port}{login} true")
+    return _with_cause(found, words)
+
+
+_NOT_FOUND: Final = 127
+"""The exit code of a shell that does not find a program."""
+
+
+def _with_cause(error: NoServer, words: str) -> NoServer:
+    is_refused = any(refusal in words for refusal in _REFUSALS)
+    error.__cause__ = PermissionError(words) if is_refused else ConnectionError(words)
+    return error

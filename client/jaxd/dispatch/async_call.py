@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from concurrent.futures import Future, InvalidStateError
@@ -10,14 +9,13 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from jaxd.connection.call_future import CallFuture
+from jaxd.connection.call_future import CallFuture, call_timers
 from jaxd.connection.settings import REPLY_GRACE_S
 from jaxd.connection.shared_reader import PendingReply
 from jaxd.dispatch.caller import Caller, OpenCall
 from jaxd.dispatch.retry_copy import RetryBudget, RetryCopy
 from jaxd.request.call_request import CallRequest
-from jaxd_protocol.base.process import reset_after_fork
-from jaxd_protocol.base.timers import TimerThread
+from jaxd_protocol.base.process import start_thread
 from jaxd_protocol.errors import ConnectionLost, DeadlineExceeded
 from jaxd_protocol.wire import INTERRUPTIBLE_S
 
@@ -26,10 +24,6 @@ if TYPE_CHECKING:
 
 
 _retry_budget: Final = RetryBudget()
-_timers: Final = TimerThread(
-    "jaxd-timers", partial(logging.getLogger("jaxd").exception, "a timer failed")
-)
-reset_after_fork(_timers)
 
 
 def submit(caller: Caller, call: CallRequest) -> Future[Any]:
@@ -160,7 +154,7 @@ class AsyncCall:
             "working on it; give the call more time, or submit it again later."
         )
         left_s = max(0.0, self._call.deadline + REPLY_GRACE_S - time.monotonic())
-        timer = _timers.after(left_s, lambda: connection.shared_reader.expire(number, late))
+        timer = call_timers.after(left_s, lambda: connection.shared_reader.expire(number, late))
         self.future.add_inline_callback(lambda _: timer.cancel())
 
     def _on_reply(self, attempt: tuple[ClientConnection, int], pending: PendingReply) -> None:
@@ -212,7 +206,7 @@ class AsyncCall:
         timer.name, timer.daemon = "jaxd-repeat", True
         attempt, self._attempt = self._attempt, None
         try:
-            timer.start()
+            start_thread(timer)
         except BaseException:
             if timer.ident is None:
                 self._attempt = attempt  # an interrupt: this is called again

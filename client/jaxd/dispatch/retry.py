@@ -142,6 +142,10 @@ _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
 _PAUSE_SHARE: Final = 0.25
 """A pause is so much of the time that has passed, so that pauses grow."""
 
+_SHORTEST_LOGIN_S, _LONGEST_LOGIN_S = 0.5, 10.0
+_LOGIN_SHARE: Final = 0.5
+"""Over ssh each attempt is a login: machines shut out who logs in too often."""
+
 
 class Outage:
     """The time from the first failure to connect again until the next success. Thread-safe.
@@ -176,7 +180,10 @@ class Outage:
         left_s = _patience_s(error, address, self._grace_s) - seconds
         if deadline is not None:
             left_s = min(left_s, deadline - time.monotonic())
-        pause_s = min(_LONGEST_PAUSE_S, max(_SHORTEST_PAUSE_S, seconds * _PAUSE_SHARE))
+        shortest_s, longest_s, share = _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S, _PAUSE_SHARE
+        if address.kind == "ssh":
+            shortest_s, longest_s, share = _SHORTEST_LOGIN_S, _LONGEST_LOGIN_S, _LOGIN_SHARE
+        pause_s = min(longest_s, max(shortest_s, seconds * share))
         if left_s <= 0.0:
             return None
         import random  # as above
@@ -212,11 +219,11 @@ def _patience_s(error: JaxdError, address: Address, grace_s: float) -> float:
     cause = error.__cause__
     if isinstance(error, ProtocolError):
         return grace_s if is_broken_off(error) else 0.0
-    if isinstance(error, ServerStartFailed):
-        return 0.0
+    if isinstance(error, ServerStartFailed) or isinstance(cause, PermissionError):
+        return 0.0  # only a person can change that
     if isinstance(cause, FileNotFoundError) and not address.is_network:
         return min(grace_s, _SOCKET_GONE_S)
-    # without a cause it is ssh, or a local server that cannot be started
+    # without a cause the server has refused, or a local one cannot be started
     return grace_s if cause is not None or address.is_network else 0.0
 
 

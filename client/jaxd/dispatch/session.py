@@ -20,7 +20,7 @@ from jaxd.connection.settings import Settings
 from jaxd.events.warnings import WarningQueue
 from jaxd.remote_values.store import OpenSession, RemoteStore, retry_once
 from jaxd_protocol.base.process import Lazy, reset_after_fork
-from jaxd_protocol.errors import Busy, JaxdError, NoServer, ProtocolError
+from jaxd_protocol.errors import Busy, DeadlineExceeded, JaxdError, NoServer, ProtocolError
 from jaxd_protocol.messages.calls import FAILED
 from jaxd_protocol.network.addresses import Address
 
@@ -76,7 +76,8 @@ class Session:
 
     def after_fork(self) -> None:
         """Forgets the connection without ending it, as the child of a fork must."""
-        self._lock = threading.Lock()  # guards connecting
+        self._changed = threading.Condition()  # guards these three
+        self._is_connecting = False
         self._current: OpenSession | None = None
         self._draining: list[ClientConnection] = []
         self.window: threading.BoundedSemaphore | None = None
@@ -101,7 +102,7 @@ class Session:
 
     def close(self) -> None:
         """Ends the connection; the next call makes another."""
-        with self._lock:
+        with self._changed:
             found, self._current = self._current, None
             left, self._draining = self._draining, []
             if self.store is not None:
@@ -160,6 +161,7 @@ class Session:
         Raises:
             Busy: when the server has no room then.
             NoServer: when no server can be found, started or reached.
+            DeadlineExceeded: when this thread, or another one, is still connecting at the deadline.
             AuthenticationFailed, VersionMismatch, ProtocolError: when the handshake fails.
         """
         found = self._current
@@ -173,7 +175,7 @@ class Session:
         busy_backoff: BusyBackoff | None = None
         while True:
             try:
-                return self._open_session()
+                return self._open_session(deadline)
             except Busy as error:
                 from jaxd.dispatch.retry import BusyBackoff  # a server seldom is
 
@@ -197,7 +199,7 @@ class Session:
             raise error
         from jaxd.dispatch.retry import USUAL_GRACE_S, Outage, outlasted  # few processes have one
 
-        with self._lock:
+        with self._changed:
             if self._outage is None:
                 grace_s = USUAL_GRACE_S if self._grace_s is None else self._grace_s
                 self._outage = Outage(grace_s, self.progress().clear_line)
@@ -207,31 +209,64 @@ class Session:
             raise outlasted(error, self.address, outage.seconds)
         return pause_s
 
-    def _open_session(self) -> OpenSession:
+    def _open_session(self, deadline: float | None) -> OpenSession:
         """As `current`, but nothing is tried again."""
-        with self._lock:
-            if self._current is None or not self._current.connection.alive:
-                self._current = self._connect()
-                outage, self._outage = self._outage, None
-                if outage is not None:
-                    outage.end()
-                self._current.values.release_queue.resend()  # before, there was no connection
-                for left in self._draining:
-                    left.check()  # the worker behind it has ended by now
-                self._draining = [left for left in self._draining if left.alive]
-            return self._current
+        is_ours = False
+        try:
+            with self._changed:
+                while self._is_connecting:
+                    self._wait_for_others(deadline)
+                if self._current is not None and self._current.connection.alive:
+                    return self._current
+                self._is_connecting = is_ours = True
+            opened = self._current = self._connect(deadline)
+            self._has_connected(opened)
+            return opened
+        finally:
+            if is_ours:
+                self._is_connecting = False
+                with self._changed:
+                    self._changed.notify_all()
+
+    def _wait_for_others(self, deadline: float | None) -> None:
+        """Waits while another thread connects, which may have more time. The lock is held.
+
+        Raises:
+            DeadlineExceeded: when there is no time left.
+        """
+        from jaxd_protocol.wire import INTERRUPTIBLE_S  # imports rpyc
+
+        left_s = INTERRUPTIBLE_S if deadline is None else deadline - time.monotonic()
+        if left_s <= 0.0:
+            raise DeadlineExceeded(
+                "the call's timeout_s passed while the server was being connected to. Give it more "
+                "time, or see `jaxd status` and `jaxd doctor` for what the server does."
+            )
+        self._changed.wait(min(left_s, INTERRUPTIBLE_S))
+
+    def _has_connected(self, opened: OpenSession) -> None:
+        with self._changed:
+            outage, self._outage = self._outage, None
+            draining, self._draining = self._draining, []
+        if outage is not None:
+            outage.end()
+        opened.values.release_queue.resend()  # before, there was no connection
+        for left in draining:
+            left.check()  # the worker behind it has ended by now
+        with self._changed:
+            self._draining += [left for left in draining if left.alive]
 
     def drain(self, connection: ClientConnection) -> None:
         """Stops using a connection for new calls: its worker is being replaced.
 
         Those that are open on it are still answered.
         """
-        with self._lock:
+        with self._changed:
             if self._current is not None and self._current.connection is connection:
                 self._current = None
                 self._draining.append(connection)
 
-    def _connect(self) -> OpenSession:
+    def _connect(self, deadline: float | None) -> OpenSession:
         from jaxd.connection.connect import (
             open_connection,  # imports rpyc: only a first call needs it
         )
@@ -242,8 +277,10 @@ class Session:
         if may_start or self.address is None:
             from jaxd.connection.discovery import find_server
 
-            self.address = find_server(self.settings)
-        connection, welcome = open_connection(self.address, self.settings, self.id, self._handler)
+            self.address = find_server(self.settings, deadline)
+        connection, welcome = open_connection(
+            self.address, self.settings, self.id, self._handler, deadline
+        )
         progress = self.progress
         connection.on_transfer = lambda sender: progress().transfer(sender)
         if self.store is None or self.id != welcome["session"]:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections import defaultdict, deque
+from contextlib import suppress
 from typing import Any, Final, Protocol
 
 from jaxd_protocol.base.bounded import BoundedDict
@@ -93,8 +94,10 @@ class Progress:
 
     def _start_ticker(self) -> None:
         if self._ticker is None:
-            self._ticker = threading.Thread(target=self._tick, name="jaxd-progress", daemon=True)
-            self._ticker.start()
+            ticker = threading.Thread(target=self._tick, name="jaxd-progress", daemon=True)
+            with suppress(RuntimeError):  # no thread: nothing is shown
+                ticker.start()
+                self._ticker = ticker
 
     def finish(self, connection: object, number: int, *, ready: bool = True) -> None:
         """Ends the line of a call that is over; its later events are ignored.

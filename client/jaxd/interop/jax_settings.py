@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any, Final
 
+from jaxd_protocol.base.process import start_thread
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.jit.options import CONFIG_DEFAULTS, Config
 from jaxd_protocol.jit.settings import (
@@ -110,7 +111,7 @@ def _of_a_fresh_thread(read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """What is there where nobody has set anything."""
     found: list[dict[str, Any]] = []
     thread = threading.Thread(target=lambda: found.append(read()), name="jaxd-settings")
-    thread.start()
+    start_thread(thread)
     thread.join()
     return found[0]
 

@@ -7,6 +7,7 @@ run again what it has run already.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -22,7 +23,9 @@ from jaxd.remote_values.lost_value_errors import (
 )
 from jaxd.results.exceptions import exception_of
 from jaxd.results.reader import InlineLeaves
+from jaxd_protocol.base.process import start_thread
 from jaxd_protocol.errors import (
+    Busy,
     ConnectionLost,
     DeadlineExceeded,
     JaxdError,
@@ -83,6 +86,7 @@ class PipelinedCall:
         skeleton: of its result; None while it is unknown.
         layout: the parsed skeleton; None while it is unknown.
         known_shape_hash: the hash of the structure that is known, for the server.
+        deadline: `time.monotonic()` after which its caller does not wait; None: without limit.
         inline_leaves: the leaves that came with the reply; None before that.
         given_up: numbers of the leaves that were donated.
         changed: the skeleton of its result when that is not the known one.
@@ -106,6 +110,8 @@ class PipelinedCall:
     ) -> None:
         self.call = call
         self.number = 0
+        timeout_s = call.timeout_s
+        self.deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self.transfer: CallTransfer | None = None
         self.copies_data = is_copied
         self.sent_skeleton = sent_skeleton
@@ -161,6 +167,13 @@ class PipelinedCall:
             set_origin(error, FailureOrigin())  # it had effects
         return error
 
+    def _failure_with(self, failure: Failure, given_up: tuple[int, ...]) -> BaseException:
+        """The failure of a call that took these leaves of its arguments."""
+        error = self._error_of(failure)
+        if given_up and isinstance(error, JaxdError):
+            error.may_repeat = False
+        return error
+
     def complete(self, value: tuple[Any, ...], buffers: Sequence[memoryview]) -> None:
         """Completes the call with its reply.
 
@@ -169,7 +182,7 @@ class PipelinedCall:
         """
         if value[0] == FAILED:
             given_up = unpack_leaf_numbers(value[2]) if len(value) > 2 else ()
-            return self._finish_once(self._error_of(value[1]), given_up)
+            return self._finish_once(self._failure_with(value[1], given_up), given_up)
         given_up = unpack_leaf_numbers(value[3])
         skeleton = value[1] or self.skeleton
         if self.skeleton is not None and self.skeleton != skeleton:
@@ -331,9 +344,14 @@ class CallPipeline:
 
         It may have run, so nobody must repeat it who has given it arrays for good.
         """
-        is_lost = isinstance(error, NoServer | ConnectionLost) and not isinstance(error, ValuesLost)
-        if is_lost and flight.is_sent and not flight.done and flight.call.spec.donates:
+        if not (isinstance(error, JaxdError) and error.may_repeat) or isinstance(error, ValuesLost):
+            return error
+        if flight.done or not (flight.is_sent and flight.call.spec.donates):
+            return error
+        is_lost = self._has_lost_connection(flight)
+        if is_lost or isinstance(error, NoServer | ConnectionLost):
             return unanswered_call_error(flight.name)
+        error.may_repeat = False  # its reply may still come, and say what became of them
         return error
 
     def launch(self, flight: PipelinedCall) -> None:
@@ -345,8 +363,7 @@ class CallPipeline:
 
         A call that was interrupted when it may have been sent must still be abandoned.
         """
-        timeout_s = flight.call.timeout_s
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        deadline = flight.deadline
         try:
             self._wait_for_window(deadline)
             with suppress(ConnectionLost):  # not under the lock, for finished calls are notified
@@ -570,19 +587,41 @@ class CallPipeline:
             self._fail(flight, error)
             self._notify_finished()
         elif flight.on_done is not None:
-            threading.Thread(
+            again = threading.Thread(
                 target=self._resend_in_background, name="jaxd-repeat", daemon=True
-            ).start()
+            )
+            try:
+                start_thread(again)
+            except Busy as none_left:
+                self._fail_lost(none_left, None)
 
     def _resend_in_background(self) -> None:
         """Resends calls without a waiter, in a thread of its own: the reading thread must go on."""
-        try:
-            self._resend_lost()
-        except BaseException as error:  # noqa: BLE001  passed to the handlers of the calls
-            with self._holding_lock():
-                for flight in list(self._open.values()):
-                    if flight.on_done is not None and self._has_lost_connection(flight):
-                        self._fail(flight, error)
+        while flights := self._lost_without_waiter():
+            deadlines = [one.deadline for one in flights if one.deadline is not None]
+            earliest = min(deadlines, default=None)
+            try:
+                self._resend_lost(earliest)
+            except BaseException as error:  # noqa: BLE001  passed to the handlers of the calls
+                is_late = earliest is not None and time.monotonic() >= earliest
+                is_in_time = not (is_late or isinstance(error, Busy | DeadlineExceeded))
+                self._fail_lost(error, None if is_in_time else earliest)
+
+    def _lost_without_waiter(self) -> list[PipelinedCall]:
+        unattended = [one for one in list(self._open.values()) if one.on_done is not None]
+        return list(filter(self._has_lost_connection, unattended))
+
+    def _fail_lost(self, error: BaseException, deadline: float | None) -> None:
+        """Fails calls without a waiter whose connection was lost.
+
+        Args:
+            error: why they cannot be sent again.
+            deadline: fails only those whose deadline is not later; None: all.
+        """
+        with self._holding_lock():
+            for flight in self._lost_without_waiter():
+                if deadline is None or (flight.deadline or math.inf) <= deadline:
+                    self._fail(flight, error)
 
 
 def _complete_from_reply(flight: PipelinedCall, pending: PendingReply) -> None:

@@ -17,14 +17,16 @@ _SHOWN: Final = 4
 _ADVICE: Final = "Make them again, or restore the state from a checkpoint."
 
 
-def values_lost_error(*, with_worker: bool) -> ValuesLost:
+def values_lost_error(*, with_worker: bool, notice: str = "") -> ValuesLost:
     """The error for all arrays of a session that has ended.
 
     Args:
         with_worker: whether its worker has ended as well.
+        notice: what the server says of that.
     """
     if with_worker:
-        return ValuesDied(f"arrays on the server died with its worker. {_ADVICE}")
+        how = f", {notice}" if notice else ""
+        return ValuesDied(f"arrays on the server died with its worker{how}. {_ADVICE}")
     return ValuesLost(
         "arrays on the server are gone: it gave them up after --session-grace-s without a "
         f"connection. {_ADVICE}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -11,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from jaxd.connection.settings import REPLY_GRACE_S
 from jaxd_protocol.base.bounded import BoundedDict
-from jaxd_protocol.base.process import Lazy
-from jaxd_protocol.errors import JaxdError, ValuesLost
+from jaxd_protocol.base.process import Lazy, start_thread
+from jaxd_protocol.errors import Busy, DeadlineExceeded, JaxdError, ValuesLost
 from jaxd_protocol.messages.data_locations import (
     DEFINING_SKELETON,
     MAX_INDEXED_BYTES,
@@ -184,7 +183,7 @@ class PipelinedCalls:
         try:
             if flight.layout is not None and _is_remote(call):
                 return self._result(flight)
-            self.wait_for(flight, call.timeout_s)
+            self.wait_for(flight, flight.deadline)
             return self._completed_result(flight)
         except BaseException as error:
             final = self._pipeline.final_error(flight, error)
@@ -203,14 +202,38 @@ class PipelinedCalls:
 
     def submit(self, call: CallRequest) -> Future[Any]:
         """The same as a future, which is done when the call is."""
-        from jaxd.connection.call_future import CallFuture  # a plain call does not need it
+        from jaxd.connection.call_future import (
+            CallFuture,  # a plain call does not need it
+            call_timers,
+        )
 
         flight: PipelinedCall
         may_cancel = (lambda: self._pipeline.withdraw(flight)) if call.spec.donates else None
         future: CallFuture[Any] = CallFuture(may_cancel)
         flight = self._launch(call, may_return=False, ended=partial(self._settle, future))
         future.add_inline_callback(partial(self._cancel_with, flight))
+        if flight.deadline is not None:
+            late_at = flight.deadline + REPLY_GRACE_S
+            timer = call_timers.at(late_at, partial(self._give_up, flight, future))
+            future.add_inline_callback(lambda _: timer.cancel())
         return future
+
+    def _give_up(self, flight: PipelinedCall, future: Future[Any]) -> None:
+        """The time of a submitted call is over, and nothing has come of it."""
+        from concurrent.futures import InvalidStateError
+
+        late = DeadlineExceeded(
+            "the call's timeout_s passed before its result arrived. The server may still be "
+            "working on it; give the call more time, or submit it again later."
+        )
+        with suppress(InvalidStateError):
+            future.set_exception(self._pipeline.final_error(flight, late))
+        with suppress(Busy):  # not in this thread: others wait for it, and to cancel may take long
+            start_thread(
+                threading.Thread(
+                    target=self._abandon, args=(flight,), name="jaxd-give-up", daemon=True
+                )
+            )
 
     def _settle(self, future: Future[Any], flight: PipelinedCall) -> None:
         """Completes the future of a call that is done."""
@@ -263,15 +286,18 @@ class PipelinedCalls:
         if flight is not None and not flight.done:  # interrupted, and perhaps on its way
             self._abandon(flight)
 
-    def wait_for(self, flight: PipelinedCall, timeout_s: float | None = None) -> None:
+    def wait_for(self, flight: PipelinedCall, deadline: float | None = None) -> None:
         """Returns when a call is done.
+
+        Args:
+            flight: the call.
+            deadline: `time.monotonic()` after which the server should have answered; None: none.
 
         Raises:
             BaseException: what it raised.
             DeadlineExceeded: when that takes longer.
         """
-        until = None if timeout_s is None else time.monotonic() + timeout_s + REPLY_GRACE_S
-        self._pipeline.wait(flight, until)
+        self._pipeline.wait(flight, None if deadline is None else deadline + REPLY_GRACE_S)
         if self._services.warning_queue.has_pending and flight.connection is not None:
             self._services.warning_queue.issue(flight.connection, flight.request)
         if flight.error is not None:

@@ -133,7 +133,8 @@ class RemoteStore:
         if values is not self and self.loss_error is None:
             from jaxd.remote_values.lost_value_errors import values_lost_error
 
-            self.invalidate(values_lost_error(with_worker=connection.worker != self.worker))
+            with_worker = connection.worker != self.worker
+            self.invalidate(values_lost_error(with_worker=with_worker, notice=connection.notice))
         if self.loss_error is not None:
             raise self.loss_error
         return connection

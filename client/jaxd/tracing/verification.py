@@ -27,7 +27,7 @@ from jaxd.request.function_snapshot import FunctionSpec
 from jaxd.results.reader import ResultsAs
 from jaxd.tracing.second_trace import Arguments, lower_again, without_data
 from jaxd_protocol.base.bounded import BoundedDict
-from jaxd_protocol.base.process import reset_after_fork
+from jaxd_protocol.base.process import reset_after_fork, start_thread
 from jaxd_protocol.errors import ConfigurationError, JaxdError, StaleProgramError
 from jaxd_protocol.jit.program_identity import first_difference, program_digest, program_text
 
@@ -189,7 +189,7 @@ def _settle(done: Future[Any], outer: Future[Any], verify: Any) -> None:
             with suppress(InvalidStateError):
                 outer.set_result(done.result())
 
-    threading.Thread(target=verified, name="jaxd-verify", daemon=True).start()
+    start_thread(threading.Thread(target=verified, name="jaxd-verify", daemon=True))
 
 
 # the comparison ----------------------------------------------------------------------------------

@@ -112,9 +112,14 @@ def _copy(target: Any, source: Any) -> None:
         return
     parts = zip(numpy.array_split(target, threads), numpy.array_split(source, threads), strict=True)
     first, *others = parts
-    started = [threading.Thread(target=numpy.copyto, args=part, daemon=True) for part in others]
-    for thread in started:
-        thread.start()
+    started = []
+    for part in others:
+        thread = threading.Thread(target=numpy.copyto, args=part, daemon=True)
+        try:
+            thread.start()
+            started.append(thread)
+        except RuntimeError:  # the system has no more threads
+            numpy.copyto(*part)
     numpy.copyto(*first)
     for thread in started:
         thread.join()

@@ -13,14 +13,16 @@ import selectors
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
+from jaxd_protocol.base.process import start_thread
 from jaxd_protocol.errors import Busy, JaxdError, ServerStartFailed
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.handshake import refuse_client
 from jaxd_server.auth.accounts import Accounts, ConnectedAccounts
-from jaxd_server.auth.authenticator import AuthenticatedPeer
-from jaxd_server.auth.handshake_slots import MAX_HANDSHAKES, refuse_busy
+from jaxd_server.auth.authenticator import AuthenticatedPeer, Authenticator
+from jaxd_server.auth.handshake_slots import FIRST_BYTES_S, MAX_HANDSHAKES, refuse_busy
 from jaxd_server.auth.listeners import Listener
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.rate_limit import RateLimiter, rate_limit_key
@@ -115,13 +117,13 @@ class Acceptor:
         sock.setblocking(True)
         self._clients.add(sock)
         try:
-            threading.Thread(
-                target=self._handle, args=(sock,), name="jaxd-client", daemon=True
-            ).start()
-        except RuntimeError as error:  # the system has no more threads
+            start_thread(
+                threading.Thread(target=self._handle, args=(sock,), name="jaxd-client", daemon=True)
+            )
+        except Busy as error:
             log_event("cannot_serve", level=logging.WARNING, reason=str(error))
             self._clients.discard(sock)
-            self._refuse_busy(sock, "this server can start no more threads now.")
+            self._refuse_busy(sock, f"the server takes no more clients now: {error}")
             self.is_short = True
             self._is_stopped(timeout_s=_RETRY_S)
 
@@ -183,17 +185,25 @@ class RefusingAcceptor(Acceptor):
     def __init__(
         self,
         listener: Listener,
-        authenticator: Authenticates,
+        authenticator: Authenticator,
         accounts: Accounts,
         why: Callable[[], str],
     ) -> None:
         own, connected = listener.socket.dup(), ConnectedAccounts(accounts)
         super().__init__(own, listener.address, authenticator, _MAX_REFUSED, connected)
+        authenticator.silence_s = FIRST_BYTES_S
         self._why = why
 
     def start_in_thread(self) -> None:
         """As `Acceptor`, but the host does not end with that thread."""
         threading.Thread(target=self._run, name="jaxd-refuse", daemon=True).start()
+
+    def close(self) -> None:
+        """Accepts nobody any more; who has said nothing so far is disconnected."""
+        super().close()
+        for sock in list(self._clients):
+            with suppress(OSError):  # its own thread closes it
+                sock.shutdown(socket.SHUT_RD)
 
     def _serve_client(self, admitted: AuthenticatedPeer) -> None:
         if admitted.client_identity is not None:  # a stock client understands nothing

@@ -92,7 +92,13 @@ class Authenticator:
         insecure: whether clients with a token may use TCP although the connection may be
             intercepted, where their address allows it as well.
         failures: counts the wrong tokens of all listeners.
+
+    Attributes:
+        silence_s: for how long a peer that need not prove anything may say nothing; None: as long
+            as it likes, for a stock client says nothing before its first request.
     """
+
+    silence_s: float | None = None
 
     def __init__(
         self,
@@ -130,8 +136,9 @@ class Authenticator:
         principal, wrong_user = self._principal_of(sock)
         claim = _Claim(principal, principal if self._unix else _rate_limit_key(sock))
         if self._open and wrong_user is None:
-            sock.settimeout(None)  # a stock client sends nothing before its first request
+            sock.settimeout(self.silence_s)
             first = self._peek(sock)
+            sock.settimeout(None)
             return self._greet(sock, _DeadlineSocket(sock), first, claim)
         with self._handshake_slots.acquire(sock, claim.key, tls=self._tls is not None) as stranger:
             hurried = _DeadlineSocket(sock)
@@ -292,7 +299,9 @@ def _rate_limit_key(sock: socket.socket) -> str:
 
 
 def authenticator_factory(
-    options: ServerOptions, accounts: Accounts
+    options: ServerOptions,
+    accounts: Accounts,
+    failures: RateLimiter | None = None,
 ) -> Callable[[Address], Authenticator]:
     """Makes the authenticators of a server, for the addresses of its listeners.
 
@@ -302,6 +311,7 @@ def authenticator_factory(
     Args:
         options: of the server.
         accounts: whose clients may connect.
+        failures: counts wrong tokens; None: a new one does.
 
     Raises:
         ConfigurationError: when the certificate cannot be used.
@@ -314,5 +324,5 @@ def authenticator_factory(
         allowed_uids=options.allow_uids,
         tls=tls_config_of(options),
         insecure=options.insecure_plaintext,
-        failures=wrong_token_limiter(),
+        failures=failures or wrong_token_limiter(),
     )

@@ -28,10 +28,30 @@ class Listener:
     Attributes:
         address: of the socket; never port 0.
         socket: blocking, and inherited only by processes that it is passed to.
+        file: device and inode of a Unix socket's file, which nothing else has while it is open.
     """
 
     address: Address
     socket: socket.socket
+    file: tuple[int, int] | None = None
+
+    def loss(self) -> str:
+        """Why no client can find it any more; empty when one can, or when that is not known."""
+        if self.file is None:
+            return ""
+        path = self.address.path
+        try:
+            found = _identity(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return f"{path} was removed"
+        except OSError:
+            return ""
+        return "" if found == self.file else f"{path} is no longer this server's socket"
+
+
+def _identity(path: str) -> tuple[int, int]:
+    status = os.lstat(path)
+    return status.st_dev, status.st_ino
 
 
 class ListenerProbe:
@@ -147,9 +167,9 @@ def _unix_socket(address: Address, mode: int) -> Iterator[Listener]:
             listening.bind(path)
             os.chmod(path, mode)
             listening.listen(socket.SOMAXCONN)
-        ours = os.stat(path).st_ino
+        ours = _identity(path)
         try:
-            yield Listener(address, listening)
+            yield Listener(address, listening, ours)
         finally:
             _remove(path, ours)
 
@@ -248,10 +268,10 @@ def _remove_stale_socket(path: str) -> None:
     os.unlink(path)
 
 
-def _remove(path: str, inode: int) -> None:
+def _remove(path: str, ours: tuple[int, int]) -> None:
     """Removes the socket file, unless it was replaced by another one."""
     with suppress(OSError):  # it is removed already
-        if os.lstat(path).st_ino == inode:
+        if _identity(path) == ours:
             os.unlink(path)
 
 

@@ -18,7 +18,13 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
-from jaxd_protocol.errors import AuthenticationFailed, Busy, JaxdError, NoServer
+from jaxd_protocol.errors import (
+    AuthenticationFailed,
+    Busy,
+    JaxdError,
+    NoServer,
+    ServerStartFailed,
+)
 from jaxd_protocol.network.accounts import Account
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.handshake import peer_uid, refuse_client
@@ -140,7 +146,8 @@ class Gateway:
 
         Raises:
             Busy: when the limit of workers is reached.
-            NoServer: when it cannot be started.
+            ServerStartFailed: when it ends again and again before it is ready.
+            NoServer: when it cannot be started for another reason.
             AuthenticationFailed: when the client's account was revoked meanwhile.
         """
         self._busy_at = time.monotonic()
@@ -152,6 +159,8 @@ class Gateway:
                 return path
             case {"busy": str(text), "retry_after_s": float(seconds)}:
                 raise Busy(text, seconds)
+            case {"refused": str(text), "is_broken": True}:
+                raise ServerStartFailed(text)
         raise NoServer(str(found.get("refused", "the server does not name a worker.")))
 
     @contextmanager

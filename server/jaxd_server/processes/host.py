@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -49,6 +50,7 @@ WORKER_COMMAND = (sys.executable, "-P", "-m", "jaxd_server.processes.worker.work
 """`-P`: a `random.py` in the current directory does not shadow the one of Python."""
 
 _MIN_SLEEP_S = 0.05
+_SOCKET_LOOK_S = 1.0
 _LOG_LOOK_S = 2.0
 _MAX_LOG_BYTES = 8 << 20
 
@@ -78,6 +80,7 @@ class Host:
             self._workers = Supervisor(options, worker_command, quarantine=Quarantine(file))
         self._started_at = time.monotonic()
         self._listeners: list[Listener] = []
+        self._losses: list[str] = []
         self._control = ""
 
     def run(self) -> int:
@@ -116,6 +119,7 @@ class Host:
             "version": __version__,
             "uptime_s": round(time.monotonic() - self._started_at, 3),
             "listen": [str(one.address) for one in self._listeners],
+            "lost": self._losses,
             **self._workers.describe(),
             "log": self._log_file(),
         }
@@ -148,9 +152,8 @@ class Host:
         return code
 
     async def _serve(self, listeners: Sequence[Listener]) -> int:
-        watches = [
-            asyncio.create_task(watch()) for watch in (self._watch_idleness, self._watch_log)
-        ]
+        duties = (self._watch_idleness, self._watch_log, self._watch_sockets)
+        watches = [asyncio.create_task(watch()) for watch in duties]
         try:
             return await self._workers.run(listeners, self._control)
         finally:
@@ -184,6 +187,25 @@ class Host:
                 if path is not None and shorten_log(path, _MAX_LOG_BYTES):
                     log_event("log_shortened", earlier=f"{path}.1")
             await asyncio.sleep(_LOG_LOOK_S)
+
+    async def _watch_sockets(self) -> None:
+        """Ends a server that no client can find any more, once nobody is connected.
+
+        It would hold the device, and its control socket the place of the next one.
+        """
+        before: list[str] = []
+        while True:
+            await asyncio.sleep(_SOCKET_LOOK_S)
+            seen = [loss for one in self._listeners if (loss := one.loss())]
+            lasting, before = [loss for loss in seen if loss in before], seen
+            for loss in lasting:
+                if loss not in self._losses:
+                    log_event("socket_lost", level=logging.WARNING, reason=loss)
+            self._losses = lasting
+            is_lost = len(lasting) == len(self._listeners)
+            if is_lost and not self._workers.is_stopping and await self._workers.idle_s() > 0:
+                log_event("unreachable", level=logging.WARNING, reason="; ".join(lasting))
+                self._workers.stop()
 
     async def _watch_idleness(self) -> None:
         limit_s = self._options.idle_timeout_s

@@ -188,17 +188,24 @@ class CallScheduler:
         try:
             context.backlog.acquire(principal)
         except Busy as error:
-            refused = (FAILED, encode_failure(error))
-            reply = refused if call.stay is None else (*refused, b"")
-            return self._send_queue.later(call.number, (reply, ()), call.nbytes)
+            return self._refuse(call, error)
         work = partial(context.pipeline.answer, call, plan)
-        with self.inflight.opened(call, partial(context.backlog.release, principal)):
-            if not is_warm:  # it may wait, and keep its thread
-                context.builders.submit(call.run, "waiting", work)
-                return None
-            job = partial(call.run, "running", work)
-            call.withdraw = partial(context.runners.withdraw, self._session.id, job)
-            return context.runners.submit(self._session.id, job)
+        try:
+            with self.inflight.opened(call, partial(context.backlog.release, principal)):
+                if not is_warm:  # it may wait, and keep its thread
+                    context.builders.submit(call.run, "waiting", work)
+                    return None
+                job = partial(call.run, "running", work)
+                call.withdraw = partial(context.runners.withdraw, self._session.id, job)
+                context.runners.submit(self._session.id, job)
+        except Busy as error:  # there is no thread
+            self._refuse(call, error)
+        return None
+
+    def _refuse(self, call: Call, error: Busy) -> None:
+        refused = (FAILED, encode_failure(error))
+        reply = refused if call.stay is None else (*refused, b"")
+        self._send_queue.later(call.number, (reply, ()), call.nbytes)
 
     def _answer(self, call: Call, plan: Plan | None) -> None:
         self._send(call, self._worker_context.pipeline.answer(call, plan))

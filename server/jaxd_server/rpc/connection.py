@@ -18,7 +18,7 @@ from typing import Final
 
 from rpyc.core.service import VoidService
 
-from jaxd_protocol.errors import JaxdError, ProtocolError, RemoteError
+from jaxd_protocol.errors import Busy, JaxdError, ProtocolError, RemoteError
 from jaxd_protocol.messages.calls import FAILED
 from jaxd_protocol.messages.failures import encode_failure
 from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, Frame, Value
@@ -216,6 +216,8 @@ class ServerConnection(BulkConnection):
             self._worker_context.builders.submit(
                 self._serve_and_reply, seq, verb, args, buffers, nbytes
             )
+        except Busy as error:  # there is no thread
+            self._send_queue.later(seq, ((FAILED, encode_failure(error)), ()), nbytes)
         except BaseException:
             self._share.end_call(nbytes)
             raise

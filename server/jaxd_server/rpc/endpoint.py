@@ -12,7 +12,12 @@ from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.errors import Busy, ConfigurationError
 from jaxd_protocol.network.addresses import Address
-from jaxd_protocol.network.handshake import finish_handshake, peer_pid, refuse_client
+from jaxd_protocol.network.handshake import (
+    ClientIdentity,
+    finish_handshake,
+    peer_pid,
+    refuse_client,
+)
 from jaxd_protocol.wire import BulkChannel, stream_over
 from jaxd_protocol.wire.tls_socket import TlsSocket
 from jaxd_server.auth.acceptor import Acceptor, Authenticates
@@ -203,6 +208,7 @@ class Endpoint(Acceptor):
         try:
             welcome = {"auth": "none", "session": session.id, **self._welcome()}
             versions = welcome.pop("versions")
+            welcome |= self._notice_for(client_identity)
             finish_handshake(line, versions, admitted.proof, welcome)
             stream = stream_over(line)
             stream.expect_descriptors()
@@ -214,6 +220,14 @@ class Endpoint(Acceptor):
         if process is not None and process.has_ended():
             self._sessions.end_if_left(session)  # nobody comes back for it
         return None
+
+    def _notice_for(self, client: ClientIdentity) -> dict[str, Any]:
+        """What a client learns of the end of the worker that it was connected to before."""
+        loss, values = self._worker_context.memory_loss, self._worker_context.values
+        if loss is None:
+            return {}
+        notice = loss.notice_for(client.session, client.principal, values.limit)
+        return {"notice": notice} if notice else {}
 
     def _serve_stock_client(self, admitted: AuthenticatedPeer) -> None:
         principal, worker_context = admitted.principal, self._worker_context

@@ -218,6 +218,12 @@ class Sessions:
         with self._lock:
             return list(self._sessions.values())
 
+    def heaviest(self) -> Session | None:
+        """The session whose values take most; None when none has any."""
+        with self._lock:
+            found = max(self._sessions.values(), key=lambda s: s.values.nbytes, default=None)
+        return found if found is not None and found.values.nbytes else None
+
     @property
     def quiet_s(self) -> float:
         """Seconds since a connection ended last, or since the start."""

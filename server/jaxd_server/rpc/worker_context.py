@@ -16,6 +16,7 @@ from jaxd_server.rpc.services.admin import AdminService
 from jaxd_server.rpc.services.stages import Stages
 from jaxd_server.rpc.sessions import Session
 from jaxd_server.runtime.counters import Traffic
+from jaxd_server.runtime.system_memory import MemoryLoss
 from jaxd_server.runtime.threads.executors import FairThreadPool, ThreadPerTask
 from jaxd_server.values.store import ValueStore
 
@@ -111,6 +112,7 @@ class WorkerContext:
         devices: the same to `devices`, for a session.
         backlog: calls that wait for a thread, or run in one.
         policy: limits for the calls that other threads than a reader answer.
+        memory_loss: of earlier workers, if the system has ended one for want of memory.
     """
 
     pipeline: Pipeline
@@ -128,3 +130,4 @@ class WorkerContext:
     devices: Callable[[Session], dict[str, Any]]
     policy: CallPolicy
     backlog: Backlog
+    memory_loss: MemoryLoss | None = None

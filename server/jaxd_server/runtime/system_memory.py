@@ -8,9 +8,9 @@ import os
 import resource
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from jaxd_server.runtime.threads.executors import process_timers
 
@@ -80,6 +80,58 @@ def oom_kills(
             rows = (row.split() for row in _read(path).splitlines())
             counts += [int(row[1]) for row in rows if row[0] == "oom_kill"]
     return sum(counts) if counts else None
+
+
+_KEPT_SHARE: Final = 0.75
+_LEAST_SHARE: Final = 0.125
+
+
+class MemoryLoss(NamedTuple):
+    """What is known of workers that the system has ended for want of memory.
+
+    Attributes:
+        held: bytes of the values of one, the least of all times.
+        session: the client that held most of them at the last time; empty when none held any.
+        principal: whose client that is.
+        nbytes: of its values.
+    """
+
+    held: int
+    session: str = ""
+    principal: str = ""
+    nbytes: int = 0
+
+    @classmethod
+    def from_message(cls, message: Any) -> MemoryLoss | None:
+        """What the host has sent; None when there was no such worker."""
+        return cls(**message) if isinstance(message, Mapping) else None
+
+    def lowered(self, limit: int) -> int:
+        """What values may take from now on: three quarters of what was held, an eighth at least.
+
+        Args:
+            limit: what they may take otherwise.
+        """
+        return min(limit, max(int(limit * _LEAST_SHARE), int(self.held * _KEPT_SHARE)))
+
+    def notice_for(self, session: str | None, principal: str, limit: int) -> str:
+        """What a client is told that held most; empty for others.
+
+        Args:
+            session: that it wants to resume.
+            principal: whose client it is.
+            limit: what values may take now.
+        """
+        if not session or (session, principal) != (self.session, self.principal):
+            return ""
+        return (
+            f"which the system ended for want of memory while this client held most of it, "
+            f"{self.nbytes / _MIB:,.1f} MiB in arrays (all arrays of the server may take "
+            f"{limit / _MIB:,.1f} MiB now)"
+        )
+
+
+_MIB: Final = 1 << 20
 
 
 def _cgroups(root: str, own: str) -> list[tuple[str, _CgroupFiles]]:

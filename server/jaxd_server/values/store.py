@@ -208,7 +208,7 @@ class ValueStore:
         with self._lock:
             if owner.ended or not values:
                 return
-            self._hold(owner.principal, values.values())
+            owner.nbytes += self._hold(owner.principal, values.values())
             again = owner.values.keys() & values.keys()
             replaced = self._take_out(owner, again) if again else ()
             self._sessions.add(owner)
@@ -235,18 +235,24 @@ class ValueStore:
 
     def _take_out(self, owner: SessionValues, ids: Iterable[int]) -> list[Value]:
         gone = [v for v in [owner.values.pop(number, None) for number in ids] if v is not None]
-        self._hold(owner.principal, gone, -1)
+        owner.nbytes -= self._hold(owner.principal, gone, -1)
         return gone
 
-    def _hold(self, principal: str, values: Collection[Value], step: int = 1) -> None:
-        """A session, or a name, holds values; or with -1 no longer. The lock is held."""
-        nbytes = count = 0
+    def _hold(self, principal: str, values: Collection[Value], step: int = 1) -> int:
+        """A session, or a name, holds values; or with -1 no longer. The lock is held.
+
+        Returns:
+            the bytes of all of them.
+        """
+        nbytes = count = total = 0
         for value in values:
             value.holders += step
+            total += value.nbytes
             if value.holders == max(step, 0):  # the first holder, or there is none left
                 nbytes, count = nbytes + value.nbytes, count + 1
         self._count_of[principal] += step * count
         self._room.charge(principal, step * nbytes)
+        return total
 
     def name(
         self,

@@ -65,13 +65,15 @@ class SessionValues:
         values: by number.
         failures: why calls have made no values, by their numbers; for calls that take them.
         ended: whether the session is over, so that nothing is taken in any more.
+        nbytes: of the values; `ValueStore` counts them.
     """
 
-    __slots__ = ("ended", "failures", "principal", "values")
+    __slots__ = ("ended", "failures", "nbytes", "principal", "values")
 
     def __init__(self, principal: str) -> None:
         self.principal = principal
         self.ended = False
+        self.nbytes = 0
         self.values: dict[int, Value] = {}
         self.failures = BoundedDict[int, Failure](_MAX_FAILURES)
 

@@ -1,4 +1,4 @@
-"""State of one process: its forks, lazily made objects, facts about objects, the machine's id.
+"""State of one process: forks, threads, lazily made objects, facts, the machine's id.
 
 The child of a fork drops its parent's connections: both would otherwise read from one socket, and
 the exit of the child would close that of the parent. Shared memory stays mapped in both.
@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
+
+from jaxd_protocol.errors import Busy
 
 
 class ForkAware(Protocol):
@@ -119,6 +123,48 @@ def machine_id() -> str | None:
             return hashlib.blake2b(file.read(), digest_size=8, person=b"jaxd").hexdigest()
     except OSError:
         return None
+
+
+def start_thread(thread: threading.Thread) -> None:
+    """Starts a thread.
+
+    Raises:
+        Busy: when the system has none for this process; names the limits.
+        RuntimeError: when the process is ending.
+    """
+    try:
+        thread.start()
+    except RuntimeError as error:
+        if "start new thread" not in str(error):
+            raise
+        raise Busy(
+            f"process {os.getpid()} can start no new thread: its user may have {_user_threads()} "
+            f"threads and processes (ulimit -u), its control group {_group_threads()} (pids.max; "
+            "TasksMax= of a systemd unit, --pids-limit of a container), or there is no memory for "
+            "its stack. Raise the limit where that process runs, or have it do less at a time."
+        ) from error
+
+
+def _user_threads() -> str:
+    try:
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    except (ImportError, AttributeError):  # not on this system
+        return "an unknown number of"
+    return "any number of" if limit == resource.RLIM_INFINITY else str(limit)
+
+
+def _group_threads(own: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> str:
+    with suppress(OSError, ValueError):
+        with open(own, encoding="ascii") as file:
+            lines = [line.rstrip().split(":", 2) for line in file]
+        for _, controllers, path in lines:
+            base = {"": root, "pids": f"{root}/pids"}.get(controllers)
+            for folder in (f"{base}{path}", base) if base else ():
+                with suppress(OSError), open(f"{folder}/pids.max", encoding="ascii") as file:
+                    return file.read().strip()
+    return "an unknown number"
 
 
 def usable_processors() -> int:

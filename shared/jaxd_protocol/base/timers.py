@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from jaxd_protocol.base.process import start_thread
+
 _FEW: Final = 64
 
 
@@ -61,7 +63,11 @@ class TimerThread:
         self._runs = False
 
     def at(self, when: float, do: Callable[[], object]) -> Timer:
-        """Schedules a function at a time of `time.monotonic()`."""
+        """Schedules a function at a time of `time.monotonic()`.
+
+        Raises:
+            Busy: when the system has no thread for it.
+        """
         timer = Timer(when, do)
         with self._changed:
             if len(self._timers) >= self._most:
@@ -70,7 +76,7 @@ class TimerThread:
                 self._most = max(_FEW, 2 * len(self._timers))
             heapq.heappush(self._timers, (when, next(self._numbers), timer))
             if not self._runs:
-                threading.Thread(target=self._run, name=self._name, daemon=True).start()
+                start_thread(threading.Thread(target=self._run, name=self._name, daemon=True))
                 self._runs = True  # now: where no thread can be had, the next one is tried
             elif self._timers[0][2] is timer:
                 self._changed.notify()

@@ -260,7 +260,11 @@ class FrameWriter:
             if transfer.moved and self._open is transfer:
                 # its rest has to go out before anything else, also when nothing else is sent;
                 # the interrupted thread should not have to wait for that
-                threading.Thread(target=self._finish_later, name="jaxd-rest", daemon=True).start()
+                later = threading.Thread(target=self._finish_later, name="jaxd-rest", daemon=True)
+                try:
+                    later.start()
+                except RuntimeError:  # the system has no more threads
+                    self._finish_later()
             raise
 
     def _send(self, transfer: ByteTransfer) -> None:

@@ -22,7 +22,9 @@ from tests.server.host_process import HostProcess
 def started(monkeypatch: pytest.MonkeyPatch) -> list[LocalServerFiles]:
     """What was started in the background, without anything being started."""
     calls: list[LocalServerFiles] = []
-    monkeypatch.setattr(local_server, "start_background", calls.append)
+    monkeypatch.setattr(
+        local_server, "start_background", lambda files, deadline: calls.append(files)
+    )
     return calls
 
 

@@ -16,7 +16,7 @@ from jaxd import connect
 from jaxd.connection import local_server
 from jaxd.connection.control_client import send_request, stop_and_wait
 from jaxd.connection.local_server import start_background
-from jaxd_protocol.errors import ConfigurationError, NoServer, ServerStartFailed
+from jaxd_protocol.errors import ConfigurationError, DeadlineExceeded, NoServer, ServerStartFailed
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import (
     LocalServerFiles,
@@ -155,10 +155,24 @@ def test_a_process_that_does_not_get_done_with_starting_is_named(
     monkeypatch.setattr(local_server, "_START_TIMEOUT_S", 0.1)
     make_private_directory(files.directory)
     with (
-        local_server._start_lock(files),
+        local_server._start_lock(files, None),
         pytest.raises(NoServer, match=rf"process {os.getpid()} has been starting .* end it; or"),
     ):
         start_background(files, server_command=FAKE_SERVER)
+
+
+def test_who_has_no_more_time_does_not_wait_for_a_start(
+    files: LocalServerFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither for that of another process, nor until its own can run calls; it goes on starting."""
+    make_private_directory(files.directory)
+    with local_server._start_lock(files, None), pytest.raises(DeadlineExceeded, match="jaxd start"):
+        start_background(files, server_command=FAKE_SERVER, deadline=time.monotonic() + 0.05)
+    monkeypatch.setenv("FAKE_WORKER", "fail")  # it never is ready
+    start_background(files, server_command=FAKE_SERVER, deadline=time.monotonic())
+    status = send_request(files.control, {"ask": "status"})
+    assert status is not None
+    assert status["worker_state"] != "ready"
 
 
 def test_a_full_disk_is_named(files: LocalServerFiles, monkeypatch: pytest.MonkeyPatch) -> None:

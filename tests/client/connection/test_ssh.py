@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 import jaxd
 from jaxd import errors
 from jaxd.connection import ssh
+from jaxd.connection.connect import Patience
 from jaxd.connection.ssh import dial_over_ssh, ssh_command
 from jaxd_protocol.network.addresses import Address
 from tests.live_server import LiveServer
@@ -99,21 +101,38 @@ def test_no_large_array_goes_by_way_of_shared_memory(
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "hint"),
+    ("behaviour", "hint", "may_pass"),
     [
-        ('sys.exit("Permission denied.")', "Permission denied.*Try: ssh -p 99 ann@gpu-host true"),
-        ("sys.exit(127)", "python3 is not there.*Try: ssh ann@gpu-host python3 -V"),
-        ("sys.exit(0)", "it said nothing"),
-        ('os.write(1, b"x" * 100000); sys.exit(1)', "it said nothing"),
+        (
+            'sys.exit("Permission denied.")',
+            "Permission denied.*Try: ssh -p 99 ann@gpu-host true",
+            False,
+        ),
+        ("sys.exit(127)", "python3 is not there.*Try: ssh ann@gpu-host python3 -V", False),
+        ('sys.exit("Connection refused")', "refused", True),
+        ("sys.exit(0)", "it said nothing", True),
+        ('os.write(1, b"x" * 100000); sys.exit(1)', "it said nothing", True),
     ],
-)  # fmt: skip
+)
 def test_an_ssh_that_does_not_get_there(
-    runtime: Path, monkeypatch: pytest.MonkeyPatch, behaviour: str, hint: str
+    runtime: Path, monkeypatch: pytest.MonkeyPatch, behaviour: str, hint: str, may_pass: bool
 ) -> None:
-    """The error has its words, and what to try by hand."""
+    """The error has its words, what to try by hand, and whether to try again is of use."""
     install_ssh(runtime, monkeypatch, behaviour)
-    with pytest.raises(errors.NoServer, match=hint):
+    with pytest.raises(errors.NoServer, match=hint) as caught:
         dial_over_ssh(Address.parse("ssh://ann@gpu-host:99/run/s.sock"))
+    assert isinstance(caught.value.__cause__, PermissionError) is not may_pass
+
+
+def test_a_login_takes_no_more_than_the_callers_time(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where ssh is connected and nothing comes."""
+    install_ssh(runtime, monkeypatch, "import threading; threading.Event().wait()")
+    with pytest.raises(errors.NoServer, match="it said nothing"):
+        dial_over_ssh(
+            Address.parse("ssh://gpu-host/run/s.sock"), Patience(time.monotonic() + 0.3).seconds
+        )
 
 
 def test_no_server_over_there(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from jaxd_protocol.network.addresses import Address
 
 UNIX = Address.unix("/run/s.sock")
 TCP = Address.tcp("host", 1)
+SSH = Address.parse("ssh://host")
 
 
 def caused(error: JaxdError, cause: BaseException | None) -> JaxdError:
@@ -44,6 +45,8 @@ GONE = caused(NoServer("gone"), FileNotFoundError(2, "gone"))
         (caused(ProtocolError("no TLS"), ssl.SSLError(1, "wrong version")), TCP, False),
         (caused(ProtocolError("no server"), ValueError("no JSON")), TCP, False),
         (GONE, UNIX, False),
+        (caused(NoServer("not let in"), PermissionError("Permission denied")), SSH, False),
+        (caused(NoServer("no login"), ConnectionError("it said nothing")), SSH, True),
         (ServerStartFailed("it ended"), UNIX, False),
         (NoServer("switched off"), UNIX, False),
     ],
@@ -67,6 +70,14 @@ def test_pauses_grow_and_end_with_the_callers_time() -> None:
     assert (late.pause_s(REFUSED, TCP, None) or 0) >= 0.5
     assert (late.pause_s(REFUSED, TCP, time.monotonic() + 0.1) or 9) <= 0.1
     assert late.pause_s(REFUSED, TCP, time.monotonic() - 0.1) is None
+
+
+def test_logins_are_tried_more_and_more_seldom() -> None:
+    """Each is a process, and a line in a log; machines shut out who tries too often."""
+    first, late = later(60.0, 0.0), later(60.0, 30.0)
+    refused = caused(NoServer("no login"), ConnectionError("it said nothing"))
+    assert 0.2 < (first.pause_s(refused, SSH, None) or 0) < 1.0
+    assert (late.pause_s(refused, SSH, None) or 0) >= 5.0
 
 
 def test_the_error_says_what_may_be_in_between() -> None:

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import io
+import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from jaxd.connection.connect import HANDSHAKE_TIMEOUT_S
 from jaxd.connection.settings import Settings
 from jaxd.dispatch.caller import Caller
 from jaxd.dispatch.session import Session
-from jaxd_protocol.errors import Busy, NoServer, ProtocolError
+from jaxd_protocol.errors import (
+    AuthenticationFailed,
+    Busy,
+    DeadlineExceeded,
+    JaxdError,
+    NoServer,
+    ProtocolError,
+    VersionMismatch,
+)
 from jaxd_protocol.network.addresses import Address
 from tests.end_to_end.gates import in_thread, wait_until
 from tests.live_server import LiveServer
@@ -82,10 +94,10 @@ def test_a_handshake_that_breaks_off_is_tried_again(
     """Where a server has answered before; else it may be none of ours."""
     connect, fails = Session._connect, [True]
 
-    def breaks_off(self: Session) -> Any:
+    def breaks_off(self: Session, deadline: float | None) -> Any:
         if fails.pop():
             raise ProtocolError("it broke off") from EOFError()
-        return connect(self)
+        return connect(self, deadline)
 
     monkeypatch.setattr(Session, "_connect", breaks_off)
     with pytest.raises(ProtocolError):
@@ -112,9 +124,9 @@ def test_a_server_that_cannot_be_reached_is_tried_again(
     said = io.StringIO()  # what is written while capsys reads is lost
     monkeypatch.setattr("sys.stderr", said)
 
-    def may_be_down(self: Session) -> Any:
+    def may_be_down(self: Session, deadline: float | None) -> Any:
         if not is_down.is_set():
-            return connect(self)
+            return connect(self, deadline)
         tried.append(True)
         raise NoServer("refused. Start one.") from ConnectionRefusedError("refused")
 
@@ -145,17 +157,91 @@ def test_a_server_that_cannot_be_reached_is_tried_again(
     assert tried == [True]
 
 
+@pytest.fixture
+def silent(runtime: Path) -> Iterator[socket.socket]:
+    """Accepts connections, as far as a client can see, and says nothing."""
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(f"{runtime}/silent.sock")
+        listening.listen()
+        yield listening
+
+
+def test_a_peer_that_says_nothing_takes_no_more_than_the_callers_time(
+    session: Session, silent: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of an attempt, and while another thread makes one that may last longer."""
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    session.connection().shut()
+    live = session.settings
+    session.settings = live.replaced(server=Address.unix(silent.getsockname()))
+    began = time.monotonic()
+    with pytest.raises(DeadlineExceeded, match="timeout_s"):
+        session.current(deadline=began + 0.2)
+    patient = in_thread(session.connection)
+    wait_until(lambda: session._is_connecting)
+    with pytest.raises(DeadlineExceeded, match="timeout_s"):
+        session.current(deadline=time.monotonic() + 0.2)
+    assert time.monotonic() - began < HANDSHAKE_TIMEOUT_S / 2
+    assert not patient.done()
+    session.settings = live
+    silent.close()
+    assert patient.result(30).alive
+
+
+def test_a_peer_that_says_a_little_takes_no_more_either(
+    session: Session, silent: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often it says something: the time is that of all steps together."""
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    session.connection().shut()
+    session.settings = session.settings.replaced(server=Address.unix(silent.getsockname()))
+    is_over = threading.Event()
+
+    def trickles() -> None:
+        peer, _ = silent.accept()
+        with peer, suppress(OSError):
+            peer.sendall(b"\x0f\xff")  # the length of a long message
+            while not is_over.wait(0.05):
+                peer.sendall(b" ")
+
+    talking = in_thread(trickles)
+    with pytest.raises(DeadlineExceeded):
+        session.current(deadline=time.monotonic() + 0.5)
+    is_over.set()
+    talking.result(30)
+
+
+@pytest.mark.parametrize(
+    "error", [AuthenticationFailed("wrong."), VersionMismatch("old.")], ids=type
+)
+def test_a_refusal_for_good_is_no_outage(
+    session: Session, monkeypatch: pytest.MonkeyPatch, error: JaxdError
+) -> None:
+    """A token that was changed does not become the right one again."""
+    session.connection().shut()
+    tried = []
+
+    def refuses(self: Session, deadline: float | None) -> Any:
+        tried.append(True)
+        raise error
+
+    monkeypatch.setattr(Session, "_connect", refuses)
+    with pytest.raises(type(error)):
+        session.connection()
+    assert tried == [True]
+
+
 def test_a_server_without_room_is_asked_again(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When it says, until it has some or the caller's time is over."""
     connect, left = Session._connect, [2]
 
-    def is_busy(self: Session) -> Any:
+    def is_busy(self: Session, deadline: float | None) -> Any:
         left[0] -= 1
         if left[0] >= 0:
             raise Busy("full.", 0.01)
-        return connect(self)
+        return connect(self, deadline)
 
     monkeypatch.setattr(Session, "_connect", is_busy)
     assert session.connection().alive
@@ -171,7 +257,7 @@ def test_what_is_no_server_is_said_to_be_none(
     """Also where one has answered before: something else has its address now."""
     session.connection().shut()
 
-    def another(self: Session) -> Any:
+    def another(self: Session, deadline: float | None) -> Any:
         raise ProtocolError("the peer's greeting is not JSON.") from ValueError("no JSON")
 
     monkeypatch.setattr(Session, "_connect", another)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +22,10 @@ from jaxd.remote_values.call_pipeline import (
 from jaxd.request.call_request import CallRequest
 from jaxd.transfer.routing import CallTransfer
 from jaxd_protocol.errors import (
+    Busy,
     ConnectionLost,
+    DeadlineExceeded,
+    JaxdError,
     LimitExceeded,
     NoServer,
     ValuesDied,
@@ -47,6 +52,7 @@ class Connection:
 
     def __init__(self) -> None:
         self.shared_reader = self
+        self.address = "unix:///run/s.sock"
         self.alive = True
         self.sent: list[tuple[int, int, bytes]] = []  # number of call, acked, drops
         self.data: list[list[bytes]] = []
@@ -140,10 +146,13 @@ class Server:
             self.connections.append(Connection())
         return self.connections[-1]
 
-    def launch(self, ended: Any = None, *, donates: bool = False) -> PipelinedCall:
+    def launch(
+        self, ended: Any = None, *, donates: bool = False, timeout_s: float | None = None
+    ) -> PipelinedCall:
         snapshot = SimpleNamespace(name="step", reader=None)
         spec: Any = SimpleNamespace(key=b"k", snapshot=snapshot, donates=donates)
-        call = CallRequest(spec, b"s", b"", (), None, "auto", result_policy=ResultPolicy(1, -1, 64))
+        policy = ResultPolicy(1, -1, 64)
+        call = CallRequest(spec, b"s", b"", (), timeout_s, "auto", result_policy=policy)
         flight = PipelinedCall(call, None, (), ended)
         self.flights.launch(flight)
         return flight
@@ -279,6 +288,62 @@ def test_a_call_that_may_have_run_is_not_to_be_repeated(server: Server) -> None:
     wait_until(lambda: ended == [flight])
     assert isinstance(flight.error, ValuesLost)
     assert not flight.error.may_repeat
+
+
+@pytest.mark.parametrize("error", [Busy("full."), DeadlineExceeded("late.")], ids=type)
+def test_nor_where_the_server_is_reached_again_too_late(server: Server, error: JaxdError) -> None:
+    """Or has no room: the call may have run all the same."""
+    flight = server.launch(donates=True)
+    server.gone = error
+    server.connections[0].lose()
+    with pytest.raises(type(error)):
+        server.flights.wait(flight)
+    final = server.flights.final_error(flight, error)
+    assert isinstance(final, ValuesLost)
+    assert not final.may_repeat
+
+
+def test_a_reply_that_is_late_may_still_say_what_was_taken(server: Server) -> None:
+    """So the error stays what it is, but does not say that the call may be repeated."""
+    late = DeadlineExceeded("late.")
+    assert server.flights.final_error(server.launch(), late).may_repeat  # type: ignore[attr-defined]
+    assert server.flights.final_error(server.launch(donates=True), late) is late
+    assert not late.may_repeat
+
+
+def test_a_call_that_took_arrays_and_failed_is_not_to_be_repeated(server: Server) -> None:
+    """Whatever the error of its class says."""
+    for taken, may_repeat in ((b"", True), (pack_leaf_numbers([0]), False)):
+        flight = server.launch(donates=True)
+        failure = encode_failure(DeadlineExceeded("late."))
+        server.connections[0].reply(value=(FAILED, failure, taken))
+        assert isinstance(flight.error, DeadlineExceeded)
+        assert flight.error.may_repeat is may_repeat
+
+
+def test_each_waits_for_a_server_no_longer_than_its_own_time(server: Server) -> None:
+    """Also where nobody waits for the call itself, and others have more time."""
+    ended: list[PipelinedCall] = []
+    short, long = server.launch(ended.append, timeout_s=0.05), server.launch(ended.append)
+    asked: list[float | None] = []
+    is_back = threading.Event()
+    connect = server.flights._connect_session
+
+    def waits(deadline: float | None) -> Any:
+        asked.append(deadline)
+        left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+        if not is_back.wait(left_s):
+            raise NoServer("gone. Start one.")
+        return connect(deadline)
+
+    server.flights._connect_session = waits
+    server.connections[0].lose()
+    wait_until(lambda: ended == [short])
+    assert isinstance(short.error, NoServer)
+    is_back.set()
+    wait_until(lambda: len(server.connections) == 2 and bool(server.connections[1].waiting))
+    assert not long.done
+    assert numbers(server.connections[1]) == [long.number]
 
 
 def test_a_call_of_which_nothing_was_sent_may_be_repeated(server: Server) -> None:

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from jaxd_protocol.errors import AuthenticationFailed, Busy, NoServer
+from jaxd_protocol.errors import AuthenticationFailed, Busy, NoServer, ServerStartFailed
 from jaxd_protocol.network.accounts import Account, add_account, remove_account
 from jaxd_protocol.network.addresses import Address
 from jaxd_server.auth.authenticator import AuthenticatedPeer
@@ -68,6 +68,7 @@ STRANGER = AuthenticatedPeer(cast("Any", None), "uid:7")
     [
         ({"busy": "eight are here", "retry_after_s": 5.0}, Busy, "eight are here"),
         ({"refused": "it does not start"}, NoServer, "it does not start"),
+        ({"refused": "its last words", "is_broken": True}, ServerStartFailed, "its last words"),
         ({}, NoServer, "does not name a worker"),
         (None, NoServer, "does not answer"),
     ],

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxd.cli.__main__ import main
 from jaxd_protocol.network.addresses import Address
 from jaxd_server.processes.supervision.quarantine import QuarantineEntry, QuarantineFile
 from tests.live_server import source_environment
@@ -39,6 +40,42 @@ def test_several_addresses_have_one_control_socket(start_host: StartHost, runtim
     host = start_host(*(word for path in paths for word in ("--listen", f"unix://{path}")))
     assert host.wait_until_ready()["control"] == paths[0] + ".control"
     assert [greeting(path)["epoch"] for path in paths] == [1, 1]
+
+
+@pytest.mark.parametrize("is_replaced", [False, True], ids=["gone", "foreign"])
+def test_a_host_that_nobody_finds_any_more_ends(
+    start_host: StartHost, runtime: Path, is_replaced: bool
+) -> None:
+    """It would hold the device for ever. What has taken the place of its socket stays."""
+    path = runtime / "s.sock"
+    host = start_host("--listen", f"unix://{path}")
+    host.wait_until_ready()
+    path.unlink()
+    with socket.socket(socket.AF_UNIX) as other:
+        if is_replaced:
+            other.bind(str(path))
+        lost = host.wait_for("socket_lost")
+        assert str(path) in lost["reason"]
+        host.wait_for("unreachable")
+        assert host.wait()[0] == 0
+        assert path.exists() is is_replaced
+
+
+def test_a_host_that_is_found_elsewhere_stays(
+    start_host: StartHost, runtime: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The status says what is lost, until it is there again."""
+    paths = [runtime / "a.sock", runtime / "b.sock"]
+    host = start_host(*(word for path in paths for word in ("--listen", f"unix://{path}")))
+    control = host.wait_until_ready()["control"]
+    aside = paths[1].rename(runtime / "aside")
+    host.wait_for("socket_lost")
+    assert ask(control, ask="status")["host"]["lost"] == [f"{paths[1]} was removed"]
+    assert main(["status", "--server", f"unix://{paths[0]}"]) == 0
+    assert "was removed" in capsys.readouterr().out
+    assert greeting(str(paths[0]))["epoch"] == 1
+    aside.rename(paths[1])
+    until(lambda: ask(control, ask="status")["host"]["lost"] == [])
 
 
 def test_the_status_describes_host_and_worker(start_host: StartHost) -> None:

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from jaxd_protocol.errors import Busy
+from jaxd_protocol.messages.calls import FAILED
+from jaxd_protocol.messages.failures import decode_failure
 from jaxd_server.rpc import connection as module
 from tests.server.in_process import InProcessServer, Source
 from tests.server.staging import PATIENCE_S, Log, logged_by, until
@@ -34,20 +38,29 @@ def test_a_message_that_makes_no_sense_ends_its_connection_only(
     assert in_process_server.parts._worker_context.budget.calls == 0
 
 
-def test_a_call_that_no_thread_takes_gives_back_what_it_held(
-    in_process_server: InProcessServer, log: Log, monkeypatch: pytest.MonkeyPatch
+def test_what_no_thread_takes_is_refused_and_gives_back_what_it_held(
+    in_process_server: InProcessServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the server could not drain any more."""
+    """Else the server could not drain any more. The connection stays."""
+    start = threading.Thread.start
+    peer = in_process_server.peer(Source(lambda x: x))
 
-    def fail(*_: object) -> None:
-        raise RuntimeError("can't start new thread")
+    def fail(thread: threading.Thread) -> None:
+        if thread.name == "jaxd-build":
+            raise RuntimeError("can't start new thread")
+        start(thread)
 
-    monkeypatch.setattr(in_process_server.parts._worker_context.builders, "submit", fail)
-    with pytest.raises(EOFError):
-        in_process_server.peer(Source(lambda x: x)).call(1.0)
-    until(lambda: log)
-    assert in_process_server.parts._worker_context.budget.calls == 0
-    assert in_process_server.parts._worker_context.budget.idle.is_set()
+    with monkeypatch.context() as patches:
+        patches.setattr(threading.Thread, "start", fail)
+        for (outcome, failure), _ in (peer.call(1.0), peer.request("functions", ())):
+            assert outcome == FAILED
+            error = decode_failure(failure)
+            assert isinstance(error, Busy)
+            assert "ulimit -u" in str(error)
+    budget = in_process_server.parts._worker_context.budget
+    until(lambda: budget.calls == 0)
+    assert budget.idle.is_set()
+    assert peer.call(1.0)[0][0] != FAILED
 
 
 def test_an_unknown_question_ends_its_connection_only(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import mmap
 import os
 import resource
@@ -13,6 +14,7 @@ import pytest
 from jaxd_server.runtime import system_memory as module
 from jaxd_server.runtime.system_memory import (
     MapGauge,
+    MemoryLoss,
     Trimmer,
     allow_files,
     machine_bytes,
@@ -236,3 +238,22 @@ def test_as_many_files_as_there_are_clients() -> None:
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(1124, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize(
+    ("held", "limit", "lowered"), [(40, 100, 30), (0, 800, 100), (10, 800, 100), (4000, 100, 100)]
+)
+def test_what_values_may_take_is_lowered(held: int, limit: int, lowered: int) -> None:
+    """To less than there was when the memory did not suffice, but not to nothing; never raised."""
+    assert MemoryLoss(held).lowered(limit) == lowered
+
+
+def test_who_held_most_is_told_and_nobody_else() -> None:
+    """A client of another principal that asks for the same session neither."""
+    loss = MemoryLoss(1 << 30, "a1", "uid:1", 1 << 29)
+    assert "512.0 MiB" in loss.notice_for("a1", "uid:1", 1 << 28)
+    for session, principal in ((None, "uid:1"), ("", "uid:1"), ("a1", "uid:2"), ("b2", "uid:1")):
+        assert not loss.notice_for(session, principal, 1 << 28)
+    assert not MemoryLoss(0).notice_for("", "", 1)
+    assert MemoryLoss.from_message(json.loads(json.dumps(loss._asdict()))) == loss
+    assert MemoryLoss.from_message(None) is None

@@ -43,9 +43,10 @@ def test_what_was_added_is_found_and_what_was_dropped_is_not() -> None:
     one, two = value(8), value(16)
     values.add(own, {1: one, 2: two})
     assert (own.get(1), own.get(2)) == (one, two)
-    assert (len(values), values.nbytes) == (2, 24)
+    assert (len(values), values.nbytes, own.nbytes) == (2, 24, 24)
     values.drop(own, [1, 7])
     values.drop(own, [1])
+    assert own.nbytes == 16
     with pytest.raises(ValueDeleted, match="not there any more"):
         own.get(1)
     assert (len(values), values.nbytes) == (1, 16)

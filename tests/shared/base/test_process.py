@@ -5,21 +5,52 @@ from __future__ import annotations
 import gc
 import os
 import threading
+from pathlib import Path
 
 import pytest
 
 from jaxd_protocol.base.process import (
     IdentityMemo,
     Lazy,
+    _group_threads,
     notify_before_forks,
     reset_after_fork,
+    start_thread,
 )
+from jaxd_protocol.errors import Busy
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork"),
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning"),
 ]
+
+
+def test_a_thread_that_cannot_be_had_is_a_typed_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names the limits; what else prevents a start is as it is."""
+    texts = iter(["can't start new thread", "threads can only be started once"])
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError(next(texts))
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(Busy, match=r"ulimit -u.*pids\.max"):
+        start_thread(threading.Thread())
+    with pytest.raises(RuntimeError, match="once"):
+        start_thread(threading.Thread())
+
+
+@pytest.mark.parametrize(
+    ("own", "folder"),
+    [("0::/a/b", "a/b"), ("9:pids:/a\n0::/", "pids/a"), ("9:memory:/a\n8:pids:/gone", "pids")],
+)
+def test_the_limit_of_threads_is_found(tmp_path: Path, own: str, folder: str) -> None:
+    """In either version of control groups, and in a container, which sees its own as the root."""
+    (tmp_path / "own").write_text(f"{own}\n")
+    (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / folder / "pids.max").write_text("77\n")
+    assert _group_threads(str(tmp_path / "own"), str(tmp_path)) == "77"
+    assert "unknown" in _group_threads(str(tmp_path / "none"), str(tmp_path))
 
 
 class Thing:

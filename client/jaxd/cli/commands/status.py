@@ -85,6 +85,7 @@ def _report_lines(address: Address, report: Report) -> list[str]:
             f"{'host':<9} process {host['pid']}, up {duration(host['uptime_s'])}, "
             f"{host['restarts']} restarts of the worker"
         )
+    lines += _loss_lines(host)
     lines += [f"{'worker':<9} {_tenant_lines(row)}" for row in report.get("workers", ())]
     if "calls" in seen:
         lines += _counter_lines(seen)
@@ -102,6 +103,14 @@ def _report_lines(address: Address, report: Report) -> list[str]:
     if host.get("log"):
         lines.append(f"{'log':<9} {host['log']}")
     return lines
+
+
+def _loss_lines(host: Report) -> list[str]:
+    """The sockets of the server that no client finds any more."""
+    losses = [f"{'lost':<9} {loss}" for loss in host.get("lost", ())]
+    if losses and len(losses) == len(host["listen"]):
+        losses.append(f"{'':<9} no client finds the server: it ends when nobody is connected")
+    return losses
 
 
 def _state_line(report: Report) -> str:

@@ -340,11 +340,11 @@ class Builds(Generic[K, V]):
             self._make(*args)
 
     def _make(self, key: K, build: Build, make: Callable[[], V]) -> None:
-        if self._max_s:
-            process_timers.after(self._max_s, lambda: self._release_overdue(build))
         outcome: V | None = None
         error: BaseException | None = None
         try:
+            if self._max_s:
+                process_timers.after(self._max_s, lambda: self._release_overdue(build))
             with as_current_build(build), may_interrupt(build.interruptible):
                 outcome = make()
         except BaseException as raised:  # noqa: BLE001  raised again in each waiting call

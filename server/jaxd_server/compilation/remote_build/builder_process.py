@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Final, Literal, NamedTuple
 
 from jaxd_protocol.base.bounded import BoundedDict
+from jaxd_protocol.base.process import start_thread
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.messages.failures import encode_failure
 from jaxd_protocol.messages.recorded_reads import ProcessRead
@@ -113,7 +114,7 @@ class BuilderProcess:
         self._reaping = threading.Lock()  # held to reap it, and to use its id: that of no other
         # One thread for as long as it lives: Linux kills it when the thread ends that started it.
         self._thread = threading.Thread(target=self._run, name="jaxd-builder", daemon=True)
-        self._thread.start()
+        start_thread(self._thread)
 
     @property
     def pid(self) -> int | None:
@@ -212,7 +213,8 @@ class BuilderProcess:
         Sending may take a while, and this may be called by whoever reads a connection.
         """
         process_timers.after(INTERRUPT_S, lambda: self.stop(number))
-        threading.Thread(target=self._send_cancel, args=(number,), daemon=True).start()
+        with suppress(RuntimeError):  # no thread: its process is ended, as the timer says
+            threading.Thread(target=self._send_cancel, args=(number,), daemon=True).start()
 
     def _send_cancel(self, number: int) -> None:
         connection = self._connection

@@ -21,6 +21,7 @@ from jaxd_server.processes.supervision.output_relay import OutputRelay
 from jaxd_server.processes.supervision.tenant_settings import Tenant
 from jaxd_server.runtime.child_startup import in_a_file
 from jaxd_server.runtime.flight_recorder import FlightRecorder
+from jaxd_server.runtime.system_memory import MemoryLoss
 
 _FRACTION: Final = "XLA_CLIENT_MEM_FRACTION"
 _FRACTION_BEFORE: Final = "XLA_PYTHON_CLIENT_MEM_FRACTION"
@@ -52,6 +53,26 @@ SuspectRows = Sequence[Mapping[str, Any]]
 """See `Quarantine.for_worker`."""
 
 
+class History(NamedTuple):
+    """What a worker has to know of those before it.
+
+    Attributes:
+        suspects: which functions have ended them.
+        memory_loss: where the system has ended one for want of memory.
+    """
+
+    suspects: SuspectRows = ()
+    memory_loss: MemoryLoss | None = None
+
+    def to_message(self) -> dict[str, Any]:
+        """The fields as JSON values; see `Worker.begin`."""
+        loss = None if self.memory_loss is None else self.memory_loss._asdict()
+        return {"suspects": list(self.suspects), "memory_loss": loss}
+
+
+NO_HISTORY: Final = History()
+
+
 class LaunchedWorker(NamedTuple):
     """A worker that was started, and the host's ends.
 
@@ -73,7 +94,7 @@ def launch(
     options: ServerOptions,
     listeners: Sequence[Listener],
     epoch: int = 0,
-    suspects: SuspectRows = (),
+    history: History = NO_HISTORY,
     tenant: Tenant | None = None,
 ) -> LaunchedWorker:
     """Starts `command` with one JSON argument, as `read_argument` expects it.
@@ -85,7 +106,7 @@ def launch(
         options: of the server.
         listeners: which it inherits.
         epoch: its generation; 0: it stands by, without a device, until `begin`.
-        suspects: which functions have ended workers.
+        history: of earlier workers.
         tenant: whose worker it is, where not all clients share it.
 
     Raises:
@@ -107,7 +128,7 @@ def launch(
                 {"fd": one.socket.fileno(), "address": str(one.address)} for one in listeners
             ],
             **inherited,
-            **({"epoch": epoch, "suspects": list(suspects)} if epoch else {"stands_by": True}),
+            **({"epoch": epoch, **history.to_message()} if epoch else {"stands_by": True}),
             **({} if tenant is None else {"principal": tenant.principal}),
         }
         passed = [*inherited.values(), *(one.socket.fileno() for one in listeners)]

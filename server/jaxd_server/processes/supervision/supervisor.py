@@ -15,10 +15,11 @@ from typing import Any
 from jaxd_protocol.errors import JaxdError, ServerStartFailed
 from jaxd_server.auth.acceptor import RefusingAcceptor
 from jaxd_server.auth.accounts import Accounts
-from jaxd_server.auth.authenticator import authenticator_factory
+from jaxd_server.auth.authenticator import authenticator_factory, wrong_token_limiter
 from jaxd_server.auth.listeners import Listener
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.processes.supervision.health_monitor import HealthMonitor, calls_of, process_state
+from jaxd_server.processes.supervision.launch import History
 from jaxd_server.processes.supervision.quarantine import Quarantine
 from jaxd_server.processes.supervision.tenant_settings import Tenant
 from jaxd_server.processes.supervision.untrusted_report import is_number
@@ -29,6 +30,7 @@ from jaxd_server.processes.supervision.worker_process import (
     ignore_message,
 )
 from jaxd_server.runtime.logs import log_event
+from jaxd_server.runtime.system_memory import MemoryLoss
 
 _POLL_S = 0.1
 _PACKAGE_FOLDERS = ("site-packages", "dist-packages")
@@ -69,6 +71,8 @@ class Supervisor:
         self._on_message = on_message
         self._what = what
         self._pacing = RestartPacing()
+        self._memory_loss: MemoryLoss | None = None
+        self._wrong_tokens = wrong_token_limiter()  # of clients that are refused
         self._broken = ""
         self._broken_since = 0.0
         self._installed: list[tuple[str, int]] = []
@@ -202,6 +206,8 @@ class Supervisor:
             worker.how,
             from_outside=worker.was_killed_from_outside,
         )
+        if worker.was_out_of_memory:
+            self._memory_loss = worker.memory_loss(self._memory_loss)
         delay_s = self._pacing.delay_s(worker.lived_s, was_ready=worker.was_ready)
         log_exit(worker, restart_in_s=delay_s)
         return self._after_failure(delay_s, worker.last_lines() if self._pacing.is_broken else [])
@@ -249,7 +255,7 @@ class Supervisor:
     def _refusing_acceptors(self) -> list[RefusingAcceptor]:
         try:
             accounts = Accounts(self._options)
-            admits_at = authenticator_factory(self._options, accounts)
+            admits_at = authenticator_factory(self._options, accounts, self._wrong_tokens)
         except (JaxdError, OSError) as error:  # then they wait, as before
             log_event("cannot_refuse", level=logging.WARNING, reason=str(error))
             return []
@@ -258,7 +264,8 @@ class Supervisor:
             for one in self._listeners
         ]
         for door in doors:
-            door.start_in_thread()
+            with suppress(RuntimeError):  # no thread: they wait, as before
+                door.start_in_thread()
         return doors
 
     def _next(self, epoch: int) -> WorkerProcess:
@@ -275,7 +282,7 @@ class Supervisor:
             if not holds:
                 return self._started(epoch)
             standby = self._started()
-        standby.begin(epoch, self.quarantine.for_worker(), holds=holds)
+        standby.begin(epoch, self._history(), holds=holds)
         return standby
 
     def _started(self, epoch: int = 0) -> WorkerProcess:
@@ -284,11 +291,14 @@ class Supervisor:
             self._options,
             self._listeners,
             epoch,
-            self.quarantine.for_worker(),
+            self._history(),
             self._tenant,
             self._on_message,
             self._what,
         )
+
+    def _history(self) -> History:
+        return History(self.quarantine.for_worker(), self._memory_loss)
 
     def stand_by(self) -> None:
         """Starts the next worker ahead, as far as it can without a device; once."""
@@ -426,6 +436,7 @@ class Supervisor:
         is_busy = worker.state == "ready" and not fresh
         stuck = is_busy and self._health_monitor.is_stuck(worker)
         seen = {**worker.snapshot, "running": calls_of(worker)} if is_busy else worker.snapshot
+        seen = {name: value for name, value in seen.items() if name != "heaviest"}  # has an id
         return {
             "worker": seen,
             "worker_state": ("stuck" if stuck else "busy") if is_busy else worker.state,

@@ -14,9 +14,9 @@ from typing import Any, Final, Literal
 
 from jaxd_server.auth.listeners import Listener
 from jaxd_server.config.options import ServerOptions
-from jaxd_server.processes.supervision.launch import SuspectRows, launch
+from jaxd_server.processes.supervision.launch import NO_HISTORY, History, launch
 from jaxd_server.processes.supervision.tenant_settings import Tenant
-from jaxd_server.processes.supervision.untrusted_report import sanitize_report
+from jaxd_server.processes.supervision.untrusted_report import is_number, printable, sanitize_report
 from jaxd_server.runtime.json_lines import (
     MAX_LINE_BYTES,
     MAX_TENANT_LINE_BYTES,
@@ -25,7 +25,7 @@ from jaxd_server.runtime.json_lines import (
 )
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.rate_limit import RateLimiter
-from jaxd_server.runtime.system_memory import oom_kills
+from jaxd_server.runtime.system_memory import MemoryLoss, oom_kills
 
 
 class WorkerFlags:
@@ -78,7 +78,7 @@ class WorkerProcess:
         options: of the server.
         listeners: which it inherits.
         epoch: its generation; 0: it stands by, without a device, until `begin`.
-        suspects: which functions have ended workers.
+        history: of earlier workers.
         tenant: whose worker it is, where not all clients share it.
         on_message: called with messages that are not handled here.
         what: its name in the log.
@@ -105,13 +105,13 @@ class WorkerProcess:
         options: ServerOptions,
         listeners: Sequence[Listener],
         epoch: int = 0,
-        suspects: SuspectRows = (),
+        history: History = NO_HISTORY,
         tenant: Tenant | None = None,
         on_message: OnMessage = ignore_message,
         what: str = "worker",
     ) -> None:
         process, host_channel, relay, self.recorder = launch(
-            command, options, listeners, epoch, suspects, tenant
+            command, options, listeners, epoch, history, tenant
         )
         self.epoch = epoch
         principal = self.principal = None if tenant is None else tenant.principal
@@ -139,19 +139,18 @@ class WorkerProcess:
         limit = MAX_LINE_BYTES if principal is None else MAX_TENANT_LINE_BYTES
         self._channel = WorkerChannel(host_channel, limit, self._on_message, self._on_closed)
 
-    def begin(self, epoch: int, suspects: SuspectRows, *, holds: bool) -> None:
+    def begin(self, epoch: int, history: History, *, holds: bool) -> None:
         """Makes a standby the worker of an epoch.
 
         Args:
             epoch: its generation.
-            suspects: which functions have ended workers.
+            history: of earlier workers.
             holds: whether it waits for `open` before it accepts clients.
         """
         self.epoch = epoch
         self._started_at = time.monotonic()
-        self._channel.send(
-            {"ask": "begin", "epoch": epoch, "suspects": list(suspects), "holds": holds}
-        )
+        order = {"ask": "begin", "epoch": epoch, **history.to_message(), "holds": holds}
+        self._channel.send(order)
 
     def open(self) -> None:
         """Lets a prepared worker accept clients."""
@@ -216,11 +215,36 @@ class WorkerProcess:
         """How it ended, in words."""
         if self._verdict is not None:
             return self._verdict
-        ending = self.ending
-        signal_name = ending.get("signal")
-        if signal_name == "SIGKILL" and self._was_out_of_memory:
+        if self.was_out_of_memory:
             return "SIGKILL: the system had no memory left"
-        return str(signal_name or f"exit code {ending.get('exit_code')}")
+        ending = self.ending
+        return str(ending.get("signal") or f"exit code {ending.get('exit_code')}")
+
+    @property
+    def was_out_of_memory(self) -> bool:
+        """Whether the system ended it for want of memory, as far as it says."""
+        is_killed = self._verdict is None and self.ending.get("signal") == "SIGKILL"
+        return is_killed and self._was_out_of_memory is True
+
+    def memory_loss(self, earlier: MemoryLoss | None) -> MemoryLoss | None:
+        """What its values took at its last report; None when that is not known.
+
+        Arrays on an accelerator are in no memory that the system lacks.
+
+        Args:
+            earlier: that of the workers before it.
+        """
+        seen = self.snapshot
+        held = seen.get("value_bytes")
+        if seen.get("platform") != "cpu" or not is_number(held):
+            return earlier
+        least = int(held) if earlier is None else min(int(held), earlier.held)
+        match seen.get("heaviest"):
+            case {"session": str(session), "principal": str(who), "nbytes": int(nbytes)} if (
+                is_number(nbytes)
+            ):
+                return MemoryLoss(least, printable(session), printable(who), nbytes)
+        return MemoryLoss(least)
 
     @property
     def was_killed_from_outside(self) -> bool:
@@ -357,8 +381,8 @@ class WorkerProcess:
 
 def _sanitized(status: Mapping[str, Any]) -> dict[str, Any]:
     """A status that code of one principal may have written, with invalid values removed."""
-    own = {"platform": status.get("platform"), "is_short": status.get("is_short") is True}
-    return {**sanitize_report(status), **own}
+    own = {name: status.get(name) for name in ("platform", "heaviest")}
+    return {**sanitize_report(status), **own, "is_short": status.get("is_short") is True}
 
 
 ANSWER_TIMEOUT_S: Final = 0.5

@@ -11,17 +11,18 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import Busy, JaxdError, ServerStartFailed
 from jaxd_server.auth.listeners import Listener, check_length
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.processes.supervision.quarantine import Quarantine, QuarantineFile
-from jaxd_server.processes.supervision.supervisor import Supervisor
+from jaxd_server.processes.supervision.supervisor import Supervisor, installed_stamps
 from jaxd_server.processes.supervision.tenant_settings import Tenant
 from jaxd_server.processes.supervision.untrusted_report import LISTS, printable, sanitize_report
 from jaxd_server.processes.supervision.worker_process import WorkerProcess
@@ -37,7 +38,10 @@ Report = Mapping[str, Any]
 
 
 def tenants_report(
-    gateway: Report, tenants: Sequence[Tenant], workers: Sequence[Report]
+    gateway: Report,
+    tenants: Sequence[Tenant],
+    workers: Sequence[Report],
+    broken: Sequence[Report] = (),
 ) -> dict[str, Any]:
     """The workers' part of a status: the sums of their reports, and a row for each.
 
@@ -45,6 +49,7 @@ def tenants_report(
         gateway: the report of the gateway.
         tenants: the principals.
         workers: the reports of their workers.
+        broken: rows of principals whose workers cannot be started.
     """
     rows = [
         {
@@ -59,7 +64,7 @@ def tenants_report(
     for name, value in chain.from_iterable(row["worker"].items() for row in rows):
         if name not in _OF_ONE:
             sums[name] = sums[name] + value if name in sums else value
-    return {**gateway, "worker": sums, "workers": rows}
+    return {**gateway, "worker": sums, "workers": [*rows, *broken]}
 
 
 def _worker_row(report: Report, principal: str) -> dict[str, Any]:
@@ -72,8 +77,6 @@ def _worker_row(report: Report, principal: str) -> dict[str, Any]:
 _GATEWAY_COMMAND: Final = (sys.executable, "-P", "-m", "jaxd_server.processes.gateway")
 
 _RETRY_AFTER_S: Final = 5.0
-_FAILURE_BACKOFF_S: Final = 10.0
-"""For so long after a failed start the clients of a principal are refused."""
 
 _FILES_PER_WORKER: Final = 16
 _MAX_RESTING: Final = 64
@@ -85,6 +88,87 @@ _SHARED_USER_WARNING: Final = (
     "of another: they are kept apart against accidents, not against each other. Start the server "
     "as root, with --worker-uids, to have a user for each."
 )
+
+
+class _FailedStart(NamedTuple):
+    """A worker that was given up.
+
+    Attributes:
+        why: with its last words.
+        at: `time.monotonic()` when that was.
+        delay_s: after which it is tried again, when a client comes.
+        installed: the packages at that time.
+    """
+
+    why: str
+    at: float
+    delay_s: float
+    installed: list[tuple[str, int]]
+
+
+class FailedStarts:
+    """The principals whose workers could not be started. Belongs to the event loop's thread."""
+
+    def __init__(self) -> None:
+        self._found = BoundedDict[str, _FailedStart](_MAX_FAILED)
+
+    def record(self, principal: str, why: str) -> None:
+        """The worker of a principal was given up; the next delay is longer."""
+        before, now = self._found.get(principal), time.monotonic()
+        is_again = before is not None and now - before.at < _FORGOTTEN_AFTER_S
+        delay_s = min(2 * before.delay_s, _LONGEST_DELAY_S) if before and is_again else _DELAY_S
+        self._found[principal] = _FailedStart(why, now, delay_s, installed_stamps())
+
+    def why(self, principal: str) -> str:
+        """Why there is no worker; empty when it is time to try again, or packages have changed."""
+        found = self._found.get(principal)
+        if found is None or time.monotonic() - found.at >= found.delay_s:
+            return ""
+        return found.why if found.installed == installed_stamps() else ""
+
+    def forget(self, principal: str) -> None:
+        """It could be started."""
+        self._found.pop(principal, None)
+
+    def keep_only(self, accounts: Container[str]) -> None:
+        """Forgets principals whose account was revoked."""
+        for name in list(self._found):
+            if name not in accounts and not name.startswith("uid:"):
+                self.forget(name)
+
+    def rows(self, present: Container[str]) -> list[dict[str, Any]]:
+        """Rows for the status, of all that have no worker again.
+
+        Args:
+            present: those who have one.
+        """
+        nothing: dict[str, Any] = {
+            "user": None,
+            "worker_pid": None,
+            "epoch": 0,
+            "restarts": 0,
+            "worker": {},
+        }
+        return [
+            {
+                "principal": name,
+                **nothing,
+                "worker_state": "broken",
+                "why": _printable_lines(one.why),
+            }
+            for name, one in self._found.items()
+            if name not in present
+        ]
+
+
+def _printable_lines(text: str) -> str:
+    return "\n".join(map(printable, text.splitlines()))
+
+
+_MAX_FAILED: Final = 1000
+_DELAY_S: Final = 10.0
+_LONGEST_DELAY_S: Final = 30.0
+_FORGOTTEN_AFTER_S: Final = 600.0
 
 
 class TenantManager:
@@ -120,7 +204,7 @@ class TenantManager:
         self._folder: str
         self._workers: dict[str, TenantWorker] = {}
         self._detached: set[TenantWorker] = set()
-        self._failed: dict[str, tuple[float, str]] = {}
+        self._failed = FailedStarts()
         self._forced = False
         self._restarts = RollingRestart()
 
@@ -212,7 +296,8 @@ class TenantManager:
         gateway, *reports = await asyncio.gather(
             self._gateway.status(), *(one.status() for one in workers)
         )
-        return tenants_report(gateway, [one.tenant for one in workers], reports)
+        broken = self._failed.rows(self._workers)
+        return tenants_report(gateway, [one.tenant for one in workers], reports, broken)
 
     async def idle_s(self) -> float:
         """Seconds without any connection and call; 0 when a worker does not report it."""
@@ -236,15 +321,16 @@ class TenantManager:
         for one in self._away():
             if one.principal not in valid and not one.principal.startswith("uid:"):
                 self._quarantine_file.forget(one.principal)  # its token was revoked
+        self._failed.keep_only(valid)
         self._cleanup.begin_except(valid, self._workers)
 
     def _worker_for(self, principal: str, token: str | None) -> dict[str, Any]:
         """The path of a principal's worker, or why there is none."""
         if self.is_stopping:
             return {"refused": "the server is stopping. Connect again when it is back."}
-        failed_at, why = self._failed.get(principal, (-_FAILURE_BACKOFF_S, ""))
-        if time.monotonic() - failed_at < _FAILURE_BACKOFF_S:
-            return {"refused": why}
+        why = self._failed.why(principal)
+        if why:
+            return {"refused": why, "is_broken": True}
         worker = self._worker_with(principal, token)
         try:
             if worker is None or worker.is_vacant:
@@ -323,10 +409,12 @@ class TenantManager:
             await self._cleanup.clear(principal)
             if worker.supervisor.is_stopping:  # it was stopped before it had started
                 return 0
-            return await worker.supervisor.run([worker.listener])
+            code = await worker.supervisor.run([worker.listener])
+            self._failed.forget(principal)
+            return code
         except ServerStartFailed as error:
             why = str(error)
-            self._failed[principal] = time.monotonic(), why
+            self._failed.record(principal, why)
             log_event("worker_given_up", level=logging.WARNING, principal=principal, reason=why)
             return 0
         except Exception:  # noqa: BLE001  the failure of one does not end the others

@@ -56,7 +56,7 @@ class WorkerReport:
             return status
         owners, platform = components.values.owners(), components.devices.platform
         own = {"owners": owners, "platform": platform, "is_short": self.is_short()}
-        return {**status, **own}
+        return {**status, **own, "heaviest": components.heaviest()}
 
     def welcome(self) -> dict[str, Any]:
         """The description of this worker that a client receives when it connects."""

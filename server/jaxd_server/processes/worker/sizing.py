@@ -21,6 +21,7 @@ from jaxd_server.jax_compat import compilation_cache
 from jaxd_server.jax_compat.devices import all_devices_bytes, device_bytes_limit
 from jaxd_server.runtime.imported_packages import ImportedPackages
 from jaxd_server.runtime.logs import log_event
+from jaxd_server.runtime.system_memory import MemoryLoss
 
 _REST_AFTER_S = 600.0
 """An idle server that was started by a first call releases its GPU after so long."""
@@ -36,9 +37,13 @@ def limits(options: ServerOptions) -> Limits:
     )
 
 
-def value_bytes(options: ServerOptions) -> int:
-    """The limit of values."""
-    return all_devices_bytes() // 2 if options.value_bytes is None else options.value_bytes
+def value_bytes(options: ServerOptions, loss: MemoryLoss | None = None) -> int:
+    """The limit of values; lower when a worker with values was ended for want of memory."""
+    if loss is None:
+        return all_devices_bytes() // 2 if options.value_bytes is None else options.value_bytes
+    limit = loss.lowered(options.value_bytes or all_devices_bytes() // 2)
+    log_event("values_limited", level=logging.WARNING, value_bytes=limit, held=loss.held)
+    return limit
 
 
 def content_bytes(options: ServerOptions) -> int:

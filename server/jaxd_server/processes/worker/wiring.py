@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Callable
 from importlib import metadata
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.errors import Cancelled, DeadlineExceeded
 from jaxd_protocol.network.addresses import Address
@@ -57,7 +57,7 @@ from jaxd_server.runtime.counters import Counters, Counts, Traffic
 from jaxd_server.runtime.flight_recorder import FlightRecorder
 from jaxd_server.runtime.imported_packages import ImportedPackages
 from jaxd_server.runtime.memory_reclaimer import MemoryPressure, Reclaimer
-from jaxd_server.runtime.system_memory import host_spare, machine_bytes
+from jaxd_server.runtime.system_memory import MemoryLoss, host_spare, machine_bytes
 from jaxd_server.runtime.threads.executors import FairThreadPool, ThreadPerTask
 from jaxd_server.values.store import ContentStore, ValueStore
 
@@ -69,12 +69,15 @@ Many, so that clients that do not answer do not delay the others; `--builds` lim
 
 
 def _values(
-    options: ServerOptions, recorder: FlightRecorder | None, reclaimer: Reclaimer
+    options: ServerOptions,
+    recorder: FlightRecorder | None,
+    reclaimer: Reclaimer,
+    loss: MemoryLoss | None,
 ) -> ValueStore:
     contents = ContentStore(sizing.content_bytes(options))
     reclaimer.register(contents)
     return ValueStore(
-        sizing.value_bytes(options),
+        sizing.value_bytes(options, loss),
         options.value_share,
         contents=contents,
         on_owners=(lambda _: None) if recorder is None else recorder.own,
@@ -211,6 +214,21 @@ def _pipeline(
     return pipeline
 
 
+class EarlierWorkers(NamedTuple):
+    """What is known of the workers before this one.
+
+    Attributes:
+        suspects: the functions that ended them.
+        memory_loss: where the system has ended one for want of memory.
+    """
+
+    suspects: CrashSuspects | None = None
+    memory_loss: MemoryLoss | None = None
+
+
+_NONE_BEFORE: Final = EarlierWorkers()
+
+
 class WorkerComponents:
     """The components of one worker.
 
@@ -220,7 +238,7 @@ class WorkerComponents:
         report: answers `statistics` and `info` for clients.
         renewal: replaces this worker, for changed packages; None: it cannot be replaced.
         rest: begins to end this worker until the next client connects.
-        suspects: the functions that ended earlier workers.
+        earlier: what is known of the workers before it.
         recorder: records running calls for the host.
         replace: begins to replace this worker although work in it does not end.
 
@@ -239,7 +257,7 @@ class WorkerComponents:
         report: Callable[[str, str], dict[str, Any]],
         renewal: Renewal | None = None,
         rest: Callable[[], None] = lambda: None,
-        suspects: CrashSuspects | None = None,
+        earlier: EarlierWorkers = _NONE_BEFORE,
         recorder: FlightRecorder | None = None,
         replace: Callable[[list[str]], None] | None = None,
     ) -> None:
@@ -249,8 +267,10 @@ class WorkerComponents:
         accounts = Accounts(options)
         self._connected_accounts = ConnectedAccounts(accounts, self._forget, share=True)
         self._authenticator_at = authenticator_factory(options, accounts)
-        self._counters, reclaimer = counters, Reclaimer(options.map_share)
-        self.values = _values(options, recorder, reclaimer)
+        self._counters = counters
+        reclaimer = Reclaimer(options.map_share)
+        self._memory_loss = earlier.memory_loss
+        self.values = _values(options, recorder, reclaimer, earlier.memory_loss)
         self.devices = Devices(options.devices_per_session)
         self._pressure = MemoryPressure(reclaimer, options.memory_share, device=device_use)
         self._sessions = Sessions(
@@ -260,11 +280,7 @@ class WorkerComponents:
         admission, has_values = Admission(), self.values.has_only_copies
         self._abandoned_work = AbandonedWork(admission, options.stop_grace_s, has_values, replace)
         compilation = _compilation(
-            options,
-            counters,
-            reclaimer,
-            self._abandoned_work.add,
-            lambda: self._sessions.connections > 1,
+            options, counters, reclaimer, self._abandoned_work.add, self._is_shared
         )
         self._building, self._preloader = compilation.building, compilation.preloader
         self._program_cache = compilation.program_cache
@@ -276,7 +292,7 @@ class WorkerComponents:
             counters,
             admission,
             self._package_monitor,
-            CrashGuard(admission, suspects, recorder),
+            CrashGuard(admission, earlier.suspects, recorder),
         )
         self._idle_shutdown = IdleShutdown(
             sizing.rest_after_s(options), admission, lambda: counters.idle_s, has_values, rest
@@ -292,6 +308,10 @@ class WorkerComponents:
             DiskUsage(self._program_cache.store.folder if self._program_cache else None),
             self._counts_of,
         )
+
+    def _is_shared(self) -> bool:
+        """Whether several clients are connected."""
+        return self._sessions.connections > 1
 
     def _rpc(
         self,
@@ -315,7 +335,15 @@ class WorkerComponents:
             devices=lambda own: {"devices": self.devices.report(self._sessions.all(), own)},
             policy=CallPolicy(self.pipeline.cancelled_reply, options.max_call_s, self._count_ended),
             backlog=Backlog(options.max_calls, options.call_share),
+            memory_loss=self._memory_loss,
         )
+
+    def heaviest(self) -> dict[str, Any] | None:
+        """The client whose values take most, for the host; None when there are none."""
+        found = self._sessions.heaviest()
+        if found is None:
+            return None
+        return {"session": found.id, "principal": found.principal, "nbytes": found.values.nbytes}
 
     def reserve(self, principal: str) -> None:
         """Reserves the worker for one principal; to be called before the first client connects."""

@@ -12,6 +12,8 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from jaxd_protocol.base.process import start_thread
+from jaxd_protocol.errors import Busy
 from jaxd_protocol.network.addresses import Address
 from jaxd_server.auth.listeners import ListenerProbe
 from jaxd_server.config.options import ServerOptions
@@ -29,7 +31,7 @@ from jaxd_server.runtime.counters import Counters
 from jaxd_server.runtime.flight_recorder import FlightRecorder
 from jaxd_server.runtime.json_lines import HostChannel
 from jaxd_server.runtime.logs import log_event
-from jaxd_server.runtime.system_memory import allow_files
+from jaxd_server.runtime.system_memory import MemoryLoss, allow_files
 from jaxd_server.runtime.threads.executors import process_timers
 from jaxd_server.user_code.output import capture_user_output
 from jaxd_server.user_code.sandbox import prepare_for_user_code
@@ -128,6 +130,7 @@ class Worker:
         self._options = options
         self._principal = principal
         self._suspects = CrashSuspects()
+        self._memory_loss: MemoryLoss | None = None
         self._recorder = None if recorder_fd is None else FlightRecorder(recorder_fd)
         self._counters = Counters()
         self.report = WorkerReport(options, self._counters)
@@ -139,13 +142,14 @@ class Worker:
         """Becomes the worker of the epoch in an order of the host."""
         epoch = self.report.epoch = order["epoch"]
         self._suspects = CrashSuspects(order.get("suspects", ()), epoch)
+        self._memory_loss = MemoryLoss.from_message(order.get("memory_loss"))
         self.holds = order.get("holds") is True
         self.has_begun.set()
 
     def prepare(self, listeners: list[dict[str, Any]]) -> None:
         """Imports jax and builds the components; clients are accepted by `open`."""
         # imports jax, which takes seconds: the host channel is open before
-        from jaxd_server.processes.worker.wiring import WorkerComponents
+        from jaxd_server.processes.worker.wiring import EarlierWorkers, WorkerComponents
         from jaxd_server.user_code.jax_callbacks import install_callback_redirection
 
         self._components = self.report.components = WorkerComponents(
@@ -154,7 +158,7 @@ class Worker:
             self.report.answer,
             Renewal(self.renew, lambda: self.host_channel.notify({"event": "wants_renewal"})),
             self.end_idle,
-            self._suspects,
+            EarlierWorkers(self._suspects, self._memory_loss),
             self._recorder,
             self.replace,
         )
@@ -233,9 +237,13 @@ class Worker:
             case {"ask": "open"}:
                 self.may_open.set()
             case {"ask": "give_way", "force": bool(force), "is_followed": bool(is_followed)}:
-                threading.Thread(
+                give_way = threading.Thread(
                     target=self.yield_to_successor, args=(force, is_followed), name="jaxd-give-way"
-                ).start()
+                )
+                try:
+                    start_thread(give_way)
+                except Busy as error:
+                    self.host_channel.notify({"event": "needed", "why": str(error)})
             case {"ask": "renew"}:
                 self._components.allow_renewal()
             case {"ask": "release", "fingerprint": str(fingerprint)}:

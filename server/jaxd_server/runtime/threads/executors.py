@@ -14,7 +14,9 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from typing import Any, Final, ParamSpec, TypeVar
 
+from jaxd_protocol.base.process import start_thread
 from jaxd_protocol.base.timers import TimerThread
+from jaxd_protocol.errors import Busy
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.threads.fairness import FairQueue
 
@@ -32,9 +34,9 @@ def start_vital(target: Callable[[], None], name: str) -> None:
         name: of the thread.
 
     Raises:
-        RuntimeError: when the system has no thread for it.
+        Busy: when the system has no thread for it.
     """
-    threading.Thread(target=_run_vital, args=(target, name), name=name, daemon=True).start()
+    start_thread(threading.Thread(target=_run_vital, args=(target, name), name=name, daemon=True))
 
 
 def _run_vital(target: Callable[[], None], name: str) -> None:
@@ -82,7 +84,7 @@ class FairThreadPool:
             job: is called in a thread of the pool.
 
         Raises:
-            RuntimeError: when the system has no thread for it.
+            Busy: when the system has no thread for it.
         """
         with self._changed:
             self._waiting.put(owner, job)
@@ -91,8 +93,8 @@ class FairThreadPool:
                 return
             self._threads += 1
         try:
-            threading.Thread(target=self._work, name=self._name, daemon=True).start()
-        except RuntimeError:
+            start_thread(threading.Thread(target=self._work, name=self._name, daemon=True))
+        except Busy:
             with self._changed:
                 self._threads -= 1
                 if self._threads or not self._waiting.remove(owner, job):
@@ -138,13 +140,15 @@ class ThreadPerTask:
         """Starts `fn(*args, **kwargs)` in a thread of its own.
 
         Raises:
-            RuntimeError: when the system has no thread for it.
+            Busy: when the system has no thread for it.
         """
         future: Future[T] = Future()
         self._room.acquire()
         try:
             work = (future, fn, args, kwargs)
-            threading.Thread(target=self._run, args=work, name=self._name, daemon=True).start()
+            start_thread(
+                threading.Thread(target=self._run, args=work, name=self._name, daemon=True)
+            )
         except BaseException:
             self._room.release()
             raise

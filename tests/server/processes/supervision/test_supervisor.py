@@ -4,13 +4,18 @@ import json
 import os
 import select
 import signal
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from jaxd import connect
-from jaxd_protocol.errors import ServerStartFailed
+from jaxd.connection.connect import probe
+from jaxd.connection.settings import Settings
+from jaxd_protocol.errors import AuthenticationFailed, Busy, JaxdError, ServerStartFailed
+from jaxd_protocol.network.addresses import Address
+from jaxd_protocol.network.tokens import write_token_file
 from tests.server.host_process import HostProcess, ask, greeting
 
 StartHost = Callable[..., HostProcess]
@@ -174,6 +179,40 @@ def test_a_server_whose_workers_never_start_stays(start_host: StartHost, runtime
     assert code == 0
     assert said.count('"event": "worker_started"') >= 6
     assert list(runtime.glob("server.sock*")) == []
+
+
+def test_who_says_nothing_is_not_waited_for_while_no_worker_starts(
+    start_host: StartHost, runtime: Path
+) -> None:
+    """The host has no room for many, and a worker may never come."""
+    path = f"{runtime}/server.sock"
+    host = start_host("--listen", f"unix://{path}", FAKE_WORKER="fail")
+    host.wait_for("worker_broken")
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.settimeout(30.0)
+        silent.connect(path)
+        assert silent.recv(1) == b""
+
+
+def test_wrong_tokens_count_also_while_no_worker_starts(
+    start_host: StartHost, runtime: Path
+) -> None:
+    """Each attempt to start one gives a stranger no more attempts of its own."""
+    write_token_file(f"{runtime}/token")
+    host = start_host(
+        *("--listen", "tcp://127.0.0.1:0", "--token-file", f"{runtime}/token"), FAKE_WORKER="fail"
+    )
+    address = Address.parse(host.wait_for("listening")["address"])
+
+    def come() -> type[JaxdError]:
+        with pytest.raises(JaxdError) as caught:
+            probe(address, Settings(token="a-wrong-token-for-tests"))
+        return caught.type
+
+    host.wait_for("worker_broken")
+    assert {come() for _ in range(20)} == {AuthenticationFailed}
+    host.wait_for("worker_broken")
+    assert Busy in {come() for _ in range(8)}
 
 
 def test_a_server_whose_workers_start_again_serves(

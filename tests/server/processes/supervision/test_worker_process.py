@@ -17,6 +17,7 @@ from jaxd_server.config.options import ServerOptions
 from jaxd_server.processes.supervision import worker_process
 from jaxd_server.processes.supervision.tenant_settings import Tenant
 from jaxd_server.processes.supervision.worker_process import WorkerFlags, WorkerProcess
+from jaxd_server.runtime.system_memory import MemoryLoss
 
 PRELUDE = """
 import json, socket, sys
@@ -42,7 +43,7 @@ def run(
 
     async def play() -> WorkerProcess:
         command = [sys.executable, "-P", "-c", PRELUDE + program]
-        worker = WorkerProcess(command, options or ServerOptions(), [], 7, (), tenant)
+        worker = WorkerProcess(command, options or ServerOptions(), [], 7, tenant=tenant)
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGCHLD, worker.collect)
         try:
@@ -87,6 +88,42 @@ def test_a_kill_is_told_from_a_lack_of_memory(
 
     worker = run("import signal; signal.pause()", scenario)
     assert (worker.how, worker.was_killed_from_outside) == (how, from_outside)
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "expected"),
+    [
+        ({}, MemoryLoss(50)),
+        ({"platform": "cuda", "value_bytes": 9}, MemoryLoss(50)),
+        ({"platform": "cpu", "value_bytes": 90, "heaviest": "many"}, MemoryLoss(50)),
+        (
+            {
+                "platform": "cpu",
+                "value_bytes": 90,
+                "heaviest": {"session": "a", "principal": "b", "nbytes": 10**400},
+            },
+            MemoryLoss(50),
+        ),
+        (
+            {
+                "platform": "cpu",
+                "value_bytes": 9,
+                "heaviest": {"session": "a\n", "principal": "uid:1", "nbytes": 8},
+            },
+            MemoryLoss(9, "a?", "uid:1", 8),
+        ),
+    ],
+)
+def test_what_values_took_is_known_from_the_last_report(
+    snapshot: dict[str, Any], expected: MemoryLoss
+) -> None:
+    """Of workers whose arrays are in the memory that the system lacks; the least counts."""
+
+    async def scenario(worker: WorkerProcess) -> None:
+        worker.snapshot = snapshot
+        assert worker.memory_loss(MemoryLoss(50)) == expected
+
+    run("import signal; signal.pause()", scenario)
 
 
 def test_the_worker_is_told_everything_in_one_argument(
@@ -268,7 +305,7 @@ tether.read()
     async def scenario(worker: WorkerProcess) -> None:
         await until_ready(worker)
         assert await worker.refresh(PATIENCE_S)
-        own = {"platform": "cpu", "is_short": False}
+        own = {"platform": "cpu", "heaviest": None, "is_short": False}
         assert worker.snapshot == {"calls": 2, "running": [], **own}
 
     run(program, scenario, tenant=ALICE)

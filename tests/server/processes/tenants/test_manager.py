@@ -24,7 +24,6 @@ from jaxd_protocol.errors import (
     AuthenticationFailed,
     Busy,
     ConfigurationError,
-    NoServer,
     ServerStartFailed,
 )
 from jaxd_protocol.network.accounts import add_account, remove_account
@@ -36,7 +35,7 @@ from jaxd_server.processes.supervision import supervisor
 from jaxd_server.processes.supervision.supervisor import Supervisor
 from jaxd_server.processes.supervision.tenant_settings import Tenant
 from jaxd_server.processes.tenants.directory import TenantCleanup, TenantDirectory
-from jaxd_server.processes.tenants.manager import TenantManager
+from jaxd_server.processes.tenants.manager import FailedStarts, TenantManager
 from jaxd_server.processes.tenants.tenant_worker import TenantWorker
 from tests.server.host_process import HostProcess, ask
 from tests.server.processes.supervision.test_quarantine import entry
@@ -319,16 +318,51 @@ def test_a_restart_says_whose_worker_is_needed(start: Callable[..., TenantServer
 
 
 def test_who_has_no_worker_because_it_cannot_start_is_told_why(
-    start: Callable[..., TenantServer],
+    start: Callable[..., TenantServer], runtime: Path
 ) -> None:
-    """The server goes on."""
-    house = start(FAKE_WORKER="fail")
+    """The server goes on; it is tried again at once when something was installed."""
+    site = runtime / "site-packages"
+    site.mkdir()
+    folders = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
+    needed = site / "needed.py"
+    house = start(FAKE_WORKER="unless installed", FAKE_WORKER_NEEDS=str(needed), PYTHONPATH=folders)
     with pytest.raises((EOFError, OSError)):
         house.visit("alice")
     house.host.wait_for("worker_given_up")
-    with pytest.raises(NoServer, match="cannot open shared object file"):
+    with pytest.raises(ServerStartFailed, match="before it was ready") as caught:
         house.visit("alice")
-    assert house.status()["workers"] == []
+    (row,) = house.status()["workers"]
+    assert (row["principal"], row["worker_state"]) == ("account:alice", "broken")
+    assert row["why"] == str(caught.value)
+    needed.touch()
+    assert house.visit("alice")["epoch"] > 0
+    assert house.rows()["account:alice"]["worker_state"] == "ready"
+
+
+def test_a_worker_that_never_starts_is_tried_ever_more_seldom(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Until it starts, its account is revoked, or that was long ago."""
+    now = [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    failed = FailedStarts()
+    for delay_s in (10.0, 20.0, 30.0, 30.0):
+        failed.record("account:alice", "no driver")
+        now[0] += delay_s - 1.0
+        assert failed.why("account:alice") == "no driver"
+        assert failed.why("account:bob") == ""
+        now[0] += 1.0
+        assert failed.why("account:alice") == ""
+    now[0] += 3600.0
+    failed.record("account:alice", "no driver")
+    now[0] += 10.0
+    assert failed.why("account:alice") == ""
+    assert failed.rows({"account:alice"}) == []
+    failed.record("uid:1", "no driver")
+    failed.keep_only(())
+    assert [row["principal"] for row in failed.rows(())] == ["uid:1"]
+    failed.forget("uid:1")
+    assert failed.rows(()) == []
 
 
 def test_a_stop_leaves_no_process_and_no_file(
