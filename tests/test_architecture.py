@@ -82,7 +82,7 @@ NAMES_PRIVATE_PARTS_OF_JAX = {
     "shared/jaxd_protocol/jit/program_identity.py": "the facts and the text of a lowered program",
     "shared/jaxd_protocol/jit/settings.py": "settings and meshes of a thread",
     "shared/jaxd_protocol/jax_objects/structures.py": "a named tuple that is registered",
-    "shared/jaxd_protocol/jit/source_locations.py": "how many frames a location has",
+    "client/jaxd/tracing/export.py": "how many frames a location has",
     "shared/jaxd_protocol/fingerprint/values/modules.py": "a function that reads identities",
 }
 

@@ -40,15 +40,17 @@ if TYPE_CHECKING:
         statistics,
         wait,
     )
-    from jaxd.api.server_statistics import Statistics
     from jaxd.dispatch.devices import Device
+    from jaxd.dispatch.server_statistics import Statistics
     from jaxd.interop.lazy_array import LazyArray
     from jaxd.interop.remote_array import RemoteArray
     from jaxd.tracing.derived_call import last_error
+    from jaxd_protocol.pytree.padding import Bucket
 
 __all__ = [
     "Address",
     "BatchedFunction",
+    "Bucket",
     "CallOptions",
     "Client",
     "Device",
@@ -79,15 +81,16 @@ __all__ = [
 
 
 _LAZY_EXPORTS: Final = {
-    **dict.fromkeys(("BatchedFunction", "vmap_auto"), "api.batching"),
-    **dict.fromkeys(("Client", "connect", "devices", "empty", "forget", "get"), "api.client"),
-    **dict.fromkeys(("named", "pickle_by_handle", "put", "shared_copy"), "api.client"),
-    **dict.fromkeys(("statistics", "wait"), "api.client"),
-    "Device": "dispatch.devices",
-    "LazyArray": "interop.lazy_array",
-    "RemoteArray": "interop.remote_array",
-    "Statistics": "api.server_statistics",
-    "last_error": "tracing.derived_call",
+    **dict.fromkeys(("BatchedFunction", "vmap_auto"), "jaxd.api.batching"),
+    **dict.fromkeys(("Client", "connect", "devices", "empty", "forget", "get"), "jaxd.api.client"),
+    **dict.fromkeys(("named", "pickle_by_handle", "put", "shared_copy"), "jaxd.api.client"),
+    **dict.fromkeys(("statistics", "wait"), "jaxd.api.client"),
+    "Bucket": "jaxd_protocol.pytree.padding",
+    "Device": "jaxd.dispatch.devices",
+    "LazyArray": "jaxd.interop.lazy_array",
+    "RemoteArray": "jaxd.interop.remote_array",
+    "Statistics": "jaxd.dispatch.server_statistics",
+    "last_error": "jaxd.tracing.derived_call",
 }
 """Public names, each with its module. No module has the name of one of them."""
 
@@ -99,7 +102,7 @@ def __getattr__(name: str) -> Any:
     module = _LAZY_EXPORTS.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(f"jaxd.{module}"), name)
+    found = globals()[name] = getattr(import_module(module), name)
     return found
 
 

@@ -130,7 +130,8 @@ def test_the_bytes_of_programs_are_a_budget_too(start_live: StartLive) -> None:
         function = scaled(client, 7)
         for number in range(1, 11):
             call(function, number)
-        assert 1 <= client.statistics().executables <= 4
+        # four of the least size; more, as far as the process has not even grown by that
+        assert 1 <= client.statistics().executables <= 7
 
 
 @pytest.mark.soak

@@ -472,31 +472,41 @@ def test_a_trace_that_cannot_be_interrupted_is_stopped(
 
 
 WAITS = """
-import sys
+import ctypes, os, sys
 import numpy as np
 from jaxd import connect
 from tests.end_to_end.test_builders import compiles_for_ever
 with connect(sys.argv[1]) as client:
+    client.info()
+    if "forks" in sys.argv and not ctypes.CDLL(None).fork():  # as a library may, unseen by Python
+        os.read(0, 1)
+        os._exit(0)
     client.persistent_call(compiles_for_ever)(np.linspace(0, 1, 4, dtype=np.float32))
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("how", "more"), [(signal.SIGKILL, []), (signal.SIGKILL, ["forks"]), (signal.SIGINT, [])]
+)
 def test_a_client_that_is_gone_waits_for_nothing(
-    how: signal.Signals, start_live: Callable[..., LiveServer]
+    how: signal.Signals, more: list[str], start_live: Callable[..., LiveServer]
 ) -> None:
-    """What it alone waited for is stopped at once, and its session ends with its process."""
+    """What it alone waited for is stopped at once, and its session ends with its process.
+
+    Also where a process that it forked has its connection and lives on.
+    """
     server = start_live("--build-in", "builder", "--builds", "1", "--session-grace-s", "3600")
     with connect(server.unix) as client:
         before = client.statistics().lowers
         with subprocess.Popen(
-            [sys.executable, "-c", WAITS, server.unix],
+            [sys.executable, "-c", WAITS, server.unix, *more],
             env={**server.environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            stdin=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         ) as process:
             until(lambda: client.statistics().lowers > before)
             pid = builder_pid(server)
             process.send_signal(how)
             until_gone(pid)
-        until(lambda: client.caller.session.ask("statistics")["sessions"] == 1)
+            until(lambda: client.caller.session.ask("statistics")["sessions"] == 1)
         assert client.persistent_call(lambda x: x * 3)(X).tolist() == (X * 3).tolist()

@@ -43,7 +43,6 @@ NOT_NEEDED = (
     "jaxd.transfer.content_cache",
     "jaxd.connection.discovery",
     "jaxd.remote_values.call_pipeline",
-    "jaxd.request.stacklevel",
     "jaxd.events.output",
     "jaxd.events.progress",
     "jaxd.interop.remote_array",

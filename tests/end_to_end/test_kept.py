@@ -154,6 +154,7 @@ class Seen:
         results: what it returned.
         asked: what its client was asked.
         before, after: what `why` said around it.
+        warnings: lines of the server's log.
     """
 
     cost: dict[str, dict[str, int]]
@@ -162,11 +163,12 @@ class Seen:
     asked: dict[str, list[str]]
     before: dict[str, Any]
     after: dict[str, Any]
+    warnings: list[Any]
 
 
 def look(client: Client) -> Seen:
     """Calls everything twice, and leaves when all of it is on disk."""
-    seen = Seen({}, {}, {}, {}, {}, {})
+    seen = Seen({}, {}, {}, {}, {}, {}, [])
     all_cases = CASES | {name: Case(function) for name, function in CALLBACKS.items()}
     for name, case in all_cases.items():
         step = client.persistent_call(case.function, **case.options)
@@ -204,8 +206,15 @@ def lives() -> Iterator[dict[str, Seen]]:
             seen["replaced"] = look(client)
     finally:
         assert second.close() == 0
+    for each in seen.values():
+        each.warnings += [*warnings_in(first), *warnings_in(second)]
     yield seen
     shutil.rmtree(directory)
+
+
+def warnings_in(server: LiveServer) -> list[Any]:
+    """What the log holds that says why something was not loaded."""
+    return [line for line in server.lines if line.get("level") in ("warning", "error")]
 
 
 def structure(tree: Any) -> Any:
@@ -231,7 +240,8 @@ def test_a_restart_costs_a_load(lives: dict[str, Seen], name: str) -> None:
     first, *later = lives.values()
     assert first.cost[name] == BUILT
     for seen in later:
-        assert (seen.cost[name], seen.again[name], seen.asked[name]) == (LOADED, WARM, [])
+        costs_seen = seen.cost[name], seen.again[name], seen.asked[name]
+        assert costs_seen == (LOADED, WARM, []), f"{seen.before[name]}\n{seen.warnings}"
         assert same_bits(seen.results[name], first.results[name])
 
 

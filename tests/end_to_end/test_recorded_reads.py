@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -45,6 +46,9 @@ K = float(numpy.load(os.path.join(os.path.dirname(__file__), "data", "table.npy"
 """,
     "exists": "import os; K = 1.0 + os.path.exists('flag.txt') + 2 * os.path.isdir('data')",
     "level": "import logging; K = float(logging.getLogger('rr.level').getEffectiveLevel())",
+    "own_level": "import logging; K = float(logging.getLogger('rr').level)",
+    "disabled": "import logging; K = 1.0 + logging.getLogger('rr.disabled').disabled",
+    "below": "import logging; K = float(logging.root.manager.disable)",
     "enabled": "import logging; K = 1.0 + logging.getLogger('rr.enabled').isEnabledFor(10)",
     "recursion": "import sys; K = float(sys.getrecursionlimit())",
     "localized": "import locale; K = float(len(locale.setlocale(locale.LC_NUMERIC)))",
@@ -61,6 +65,9 @@ IN_PLACE = {
     "here_read": "float(pathlib.Path('table.txt').read_text())",
     "here_loaded": "float(np.load('data/table.npy').sum())",
     "here_level": "float(logging.getLogger('rr.level').getEffectiveLevel())",
+    "here_own_level": "float(logging.getLogger('rr').level)",
+    "here_disabled": "1.0 + logging.getLogger('rr.disabled').disabled",
+    "here_logger": "float(LOGGER.level)",
     "here_recursion": "float(sys.getrecursionlimit())",
     "here_library": "float(len(textwrap.fill(os.environ.get('RR_VARIABLE', '1'))))",
 }
@@ -70,6 +77,7 @@ HEAD = """
 import locale, logging, os, pathlib, sys, textwrap
 import numpy as np
 NAMES = ["RR_VARIABLE", "RR_GETENV"]
+LOGGER = logging.getLogger("rr")
 """
 
 PROGRAM = """
@@ -78,6 +86,7 @@ work = json.loads(sys.argv.pop(1))
 os.chdir(work["folder"])
 sys.path.insert(0, work["project"])
 logging.getLogger("rr").setLevel(work["level"])
+logging.getLogger("rr.disabled").disabled = work["level"] == 30
 logging.disable(work["level"] - 5)
 sys.setrecursionlimit(work["recursion"])
 locale.setlocale(locale.LC_NUMERIC, work["locale"])
@@ -181,6 +190,33 @@ def late_module(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: 
     (folder / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(folder)
     monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+def test_what_a_function_sets_of_a_logger_is_what_it_finds(client: Client) -> None:
+    """While it is traced, as under jax.jit; the loggers of the server stay as they are."""
+
+    def levels(x: Any) -> Any:
+        import logging
+
+        log, below = logging.getLogger("rr.set"), logging.getLogger("rr.set.below")
+        found = [float(log.level), float(log.getEffectiveLevel())]
+        log.setLevel(13)
+        log.disabled = True
+        logging.disable(7)
+        found += [log.level, log.disabled, below.getEffectiveLevel(), below.isEnabledFor(9)]
+        found += [logging.root.manager.disable]
+        log.setLevel(0)
+        log.disabled = False
+        logging.disable(0)
+        return x * np.array(found, np.float32)
+
+    logger = logging.getLogger("rr.set")
+    logger.setLevel(21)
+    expected = [21, 21, 13, 1, 13, 0, 7]
+    assert client.persistent_call(levels)(1.0).tolist() == expected
+    logger.setLevel(22)
+    assert client.persistent_call(levels)(1.0).tolist() == [22, 22, *expected[2:]]
+    logger.setLevel(0)
 
 
 def test_what_a_cached_helper_has_read_counts_for_every_signature(

@@ -68,7 +68,7 @@ class Wide:
         return x + 100
 """,
     "shop/trained.py": """
-from jaxd import persistent_call
+from jaxd import Bucket, persistent_call
 from .base import RATE
 @persistent_call(ship="source")
 def inner(x):
@@ -76,6 +76,12 @@ def inner(x):
 @persistent_call(ship="source")
 def step(x):
     return inner(x) + 1
+@persistent_call(ship="source", bucket={"x": {0: Bucket((4, 8), length="n")}})
+def total(x, n=None):
+    return x.shape[0] * 100 + n
+@persistent_call(ship="source")
+def both(x):
+    return total(x)
 """,
 }
 
@@ -196,6 +202,13 @@ print(json.dumps(found))
 def test_a_function_in_a_package_goes_by_name(shop: Shop) -> None:
     """A persistent function there is the plain one on the server, for others there as well."""
     assert shop.run("from shop.trained import step\nprint(float(step(ONE)))") == 3.0
+
+
+@pytest.mark.parametrize("name", ["total", "both"])
+def test_a_function_in_a_package_pads_once(name: str, shop: Shop) -> None:
+    """Where it is called, from here or there."""
+    program = f"from shop.trained import {name} as f\nprint(float(f(np.ones(3, np.float32))))"
+    assert shop.run(program) == 403.0
 
 
 def test_arguments_and_results_are_of_the_classes_of_the_package(shop: Shop) -> None:

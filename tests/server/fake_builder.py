@@ -50,7 +50,7 @@ class FakeBuilder:
     def wait(self, check: object = None) -> bool:
         self.waited += 1
         if self.state == "starting":
-            self.state = "ready"
+            self.state, self.was_ready = "ready", True
         return self.state == "ready"
 
     def resident(self) -> int:
@@ -88,15 +88,16 @@ class BuildScenario:
         self.builders: list[FakeBuilder] = []
         self.counters = Counters()
         self.packages = ImportedPackages()
+        self.functions = Functions()
         self.building = BuildPolicy(
             build_in,
             lambda: self.shared,
             self.counters,
             self.packages,
             None,
+            self.functions.deadly,
             self._start,  # type: ignore[arg-type]
         )
-        self.functions = Functions()
 
     def _start(self) -> FakeBuilder:
         self.builders.append(self.next.pop(0) if self.next else FakeBuilder())

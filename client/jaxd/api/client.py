@@ -10,10 +10,10 @@ from jaxd.api import put_get
 from jaxd.api.decorator import CallOptions, new_caller, persistent_call
 from jaxd.api.function import PersistentFunction
 from jaxd.api.options import check_option_values
-from jaxd.api.server_statistics import Statistics
 from jaxd.connection.settings import Fallbacks, Settings
 from jaxd.dispatch.caller import Caller, default_caller
 from jaxd.dispatch.devices import Device, device_index
+from jaxd.dispatch.server_statistics import Statistics
 from jaxd.interop.remote_array import RemoteArray, handle_reducer
 from jaxd.transfer import shared_arrays
 from jaxd.transfer.shared_memory import shared_pool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 from jaxd.api.function import FunctionBinding, PersistentFunction
 from jaxd.api.options import (
@@ -24,6 +24,9 @@ from jaxd.results.reader import ResultsAs
 from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.jit.options import Options, Ship, StaticRule
 from jaxd_protocol.network.addresses import Address
+
+if TYPE_CHECKING:
+    from jaxd_protocol.pytree.padding import BucketOption
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -69,6 +72,11 @@ class CallOptions(TypedDict, total=False):
         verify: trace and lower the function once more in this process for each new signature, and
             raise `StaleProgramError` where the server's program is another one; runs the function's
             code twice. By default as `jaxd.connect` or `JAXD_VERIFY` say, else off.
+        bucket: pads arrays, so that a few programs serve many sizes: the sizes of axes, by the
+            names of parameters, such as `{"tokens": {1: (128, 256, 512)}}`. Zeros are put at the
+            end, up to the next of these sizes; larger arrays stay as they are. With
+            `jaxd.Bucket((128, 256, 512), length="n")` in place of the sizes the function's
+            parameter `n` is given the size before that.
         extra_key: a plain value; functions with different ones never share an executable.
     """
 
@@ -96,6 +104,7 @@ class CallOptions(TypedDict, total=False):
     callbacks: Sequence[Callable[..., Any]]
     fallback: Fallbacks
     verify: bool | None
+    bucket: BucketOption | None
     extra_key: Any
 
 
@@ -156,7 +165,16 @@ def persistent_call(
     known = None if client is None else _caller_of(client, verify)
     caller = CallerLookup(*address, token, known, verify, new_caller)
     snapshots = SnapshotCache(function, jit_options, ignored, ship, tuple(callbacks))
-    return PersistentFunction(FunctionBinding(function, jit_options, caller, settings, snapshots))
+    binding = FunctionBinding(function, jit_options, caller, settings, snapshots)
+    bucket = options.get("bucket")
+    if not bucket:
+        return PersistentFunction(binding)
+    from jaxd.api.bucketing import BucketedFunction  # few functions have this option
+    from jaxd_protocol.jit.static_args import infer_static_args
+    from jaxd_protocol.pytree.padding import padding_of
+
+    statics = infer_static_args(function, jit_options).names
+    return BucketedFunction(binding, padding_of(function, bucket, statics))
 
 
 def new_caller(settings: Settings) -> Caller:

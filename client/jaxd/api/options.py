@@ -285,6 +285,14 @@ def _check_verify(verify: object) -> None:
         raise ConfigurationError(f"verify={verify!r} is neither yes nor no. Use True or False.")
 
 
+def _check_bucket(bucket: object) -> None:
+    if not isinstance(bucket, Mapping) or not all(isinstance(name, str) for name in bucket):
+        raise ConfigurationError(
+            f"bucket={bucket!r} has no names of parameters. Write it as "
+            "bucket={'tokens': {1: (128, 256, 512)}}."
+        )
+
+
 def _check_callbacks(callbacks: object) -> None:
     if not isinstance(callbacks, list | tuple) or not all(map(callable, callbacks)):
         raise ConfigurationError(
@@ -298,6 +306,7 @@ _CHECKS: Final[Mapping[str, Callable[[Any], None]]] = {
     "timeout_s": _check_timeout,
     "config": _check_config,
     "compiler_options": _check_compiler_options,
+    "bucket": _check_bucket,
     "callbacks": _check_callbacks,
     "verify": _check_verify,
 }

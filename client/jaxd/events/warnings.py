@@ -106,7 +106,7 @@ class WarningQueue:
             if what in self._issued:
                 return
             self._issued.add(what)
-        from jaxd.request.stacklevel import user_stacklevel
+        from jaxd_protocol.packages.installed import user_stacklevel
 
         category = _CATEGORIES.get(warning.category, SkewWarning)
         warnings.warn(warning.text, category, user_stacklevel())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -326,6 +326,8 @@ def _mapped(do: Callable[[Any], Any], tree: Any) -> Any:
         return None
     if isinstance(tree, dict):
         made = {key: _mapped(do, value) for key, value in tree.items()}
+        if isinstance(tree, defaultdict):
+            return defaultdict(tree.default_factory, made)
         return OrderedDict(made) if isinstance(tree, OrderedDict) else made
     if isinstance(tree, list):
         return [_mapped(do, value) for value in tree]

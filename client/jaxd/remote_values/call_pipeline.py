@@ -268,10 +268,9 @@ class PipelinedCall:
 
 def _data_by_leaf(layout: BlobLayout, inline: InlineLeaves) -> dict[int, memoryview]:
     layout.check(inline.blob, inline.buffers)
-    places = enumerate(zip(layout.leaves, layout.places, strict=True))
     return {
-        number: leaf_data(leaf, place, inline.blob, inline.buffers)
-        for number, (leaf, place) in places
+        number: leaf_data(place, inline.blob, inline.buffers)
+        for number, place in enumerate(layout.places)
         if place is not NO_OFFSET
     }
 

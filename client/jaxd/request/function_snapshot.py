@@ -71,7 +71,7 @@ class RedecorationCounter:
         with self._lock:
             count = self._counts[place] = self._counts.get(place, 0) + 1
         if count == WARN_AFTER:
-            from jaxd.request.stacklevel import user_stacklevel
+            from jaxd_protocol.packages.installed import user_stacklevel
 
             warnings.warn(_advice(code), CompileAdvice, user_stacklevel())
 
@@ -135,7 +135,7 @@ def _warn_of_changes(changes: Iterable[tuple[Package, Package | None]]) -> None:
     Raises:
         SkewWarning: where the user's filters turn it into an error.
     """
-    from jaxd.request.stacklevel import user_stacklevel
+    from jaxd_protocol.packages.installed import user_stacklevel
 
     for old, new in changes:
         text = (
@@ -336,7 +336,7 @@ class FunctionSnapshot:
         """
         if not (self.walk_fingerprint.unshared or self.walk_fingerprint.notes):
             return
-        from jaxd.request.stacklevel import user_stacklevel
+        from jaxd_protocol.packages.installed import user_stacklevel
 
         for found in self.walk_fingerprint.unshared:
             ignored = found.path.rpartition(" → ")[2]

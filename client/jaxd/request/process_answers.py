@@ -100,11 +100,11 @@ class NamedTexts:
         self._require(name, {"getrecursionlimit"}, "the recursion limit")
         return sys.getrecursionlimit()
 
-    def logger(self, name: str) -> tuple[int, int, bool]:
-        """Of a logger: its effective level, what `logging.disable` says, whether it is disabled."""
+    def logger(self, name: str) -> tuple[int, int, bool, int]:
+        """Its effective level, that of `logging.disable`, whether it is disabled, its own level."""
         self._require("", {name} if name else {"logging"}, f"the logger {name!r}")
         logger = logging.getLogger(name or None)
-        return logger.getEffectiveLevel(), logger.manager.disable, logger.disabled
+        return logger.getEffectiveLevel(), logger.manager.disable, logger.disabled, logger.level
 
     def locale(self, call: str) -> Any:
         """What a function of the module `locale` gives, by its name and perhaps a number."""

@@ -15,8 +15,8 @@ from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import ProtocolError, ResultError
 from jaxd_protocol.messages.calls import FAILED
 from jaxd_protocol.messages.data_locations import KEEP_ALL, ResultPolicy, unpack_leaf_numbers
-from jaxd_protocol.pytree import BlobLayout, Layout, Leaf, LeafOffset, parse_skeleton
-from jaxd_protocol.pytree.leaves import NO_OFFSET, leaf_data
+from jaxd_protocol.pytree import BlobLayout, Layout, Leaf, parse_skeleton
+from jaxd_protocol.pytree.leaves import NO_OFFSET, dtype_of, leaf_data
 
 ResultsAs = Literal["auto", "numpy", "jax", "remote"]
 _MAX_LAYOUTS = 1024
@@ -254,10 +254,36 @@ def _read(
 ) -> list[Any]:
     placement.check(blob, buffers)
     kind = _library_for(results)
+    if kind == "numpy":
+        return _read_numpy(placement, blob, buffers)
     return [
-        None if place is NO_OFFSET else _read_leaf(leaf, place, blob, buffers, kind)
+        None if place is NO_OFFSET else _read_leaf(leaf, leaf_data(place, blob, buffers), kind)
         for leaf, place in zip(placement.leaves, placement.places, strict=True)
     ]
+
+
+def _read_numpy(placement: BlobLayout, blob: bytes, buffers: Sequence[memoryview]) -> list[Any]:
+    """As numpy's arrays, each with data of its own; in one go, as there may be hundreds."""
+    from numpy import ndarray
+
+    found: list[Any] = []
+    try:
+        for leaf, place in zip(placement.leaves, placement.places, strict=True):
+            if place is NO_OFFSET:
+                found.append(None)
+                continue
+            if place.buffer >= 0:
+                data = buffers[place.buffer]
+            else:  # a copy: the blob is read-only, and shared by all that is in it
+                end = place.offset + place.size
+                data = memoryview(bytearray(blob[place.offset : end]))
+            if leaf.tag == "A":
+                found.append(ndarray(leaf.shape, dtype_of(leaf.dtype), data))
+            else:
+                found.append(_read_leaf(leaf, data, "numpy"))
+    except ValueError as error:  # a shape that numpy does not have
+        raise _unreadable_array(error) from error
+    return found
 
 
 def _library_for(results: ResultsAs) -> ArrayLibrary:
@@ -268,15 +294,12 @@ def _library_for(results: ResultsAs) -> ArrayLibrary:
     return "numpy" if results == "numpy" else array_library()
 
 
-def _read_leaf(
-    leaf: Leaf, place: LeafOffset, blob: bytes, buffers: Sequence[memoryview], kind: ArrayLibrary
-) -> Any:
-    data = leaf_data(leaf, place, blob, buffers)
-    if kind == "numpy" and place.buffer < 0:
-        data = memoryview(bytearray(data))  # the blob is read-only, and shared by all that is in it
+def _read_leaf(leaf: Leaf, data: memoryview, kind: ArrayLibrary) -> Any:
     try:
         return native_array(leaf, data, kind)
     except (TypeError, ValueError) as error:  # keys of a kind or shape that jax does not have
-        raise ProtocolError(
-            f"a result holds an array that cannot be made here: {error}."
-        ) from error
+        raise _unreadable_array(error) from error
+
+
+def _unreadable_array(error: Exception) -> ProtocolError:
+    return ProtocolError(f"a result holds an array that cannot be made here: {error}.")

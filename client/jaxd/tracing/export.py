@@ -36,6 +36,19 @@ _exported: Final[weakref.WeakKeyDictionary[FunctionSpec, dict[Any, ExportedFunct
 _export_lock: Final = threading.Lock()  # guards the table; two exports at once give equal programs
 
 
+def without_source_locations() -> AbstractContextManager[Any]:
+    """Within it, jax lowers without source locations; no effect where jax lacks the setting.
+
+    With them, a program would change whenever a comment is written above its code. Uses a private
+    name of jax.
+    """
+    try:
+        from jax._src.config import traceback_in_locations_limit
+    except ImportError:
+        return nullcontext()
+    return cast("AbstractContextManager[Any]", traceback_in_locations_limit(0))
+
+
 class ExportedFunction:
     """A program exported from a function; used in place of a `FunctionSpec`.
 
@@ -143,7 +156,6 @@ def _export(
     from jax import export
 
     from jaxd.tracing.inline import local_jax_settings
-    from jaxd_protocol.jit.source_locations import without_source_locations
     from jaxd_protocol.jit.static_leaves import unwrapping_arguments
 
     jax = _import_jax()

@@ -208,7 +208,7 @@ class Fallback:
         if what in _warned:
             return
         _warned[what] = None
-        from jaxd.request.stacklevel import user_stacklevel
+        from jaxd_protocol.packages.installed import user_stacklevel
 
         fetched = " The arrays on the server that it takes are fetched, once." * was_fetched
         text = (

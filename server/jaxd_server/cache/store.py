@@ -144,6 +144,15 @@ class Store:
                     found.add(bytes.fromhex(file))
         return list(found)
 
+    def by_last_use(self, kind: Kind) -> list[bytes]:
+        """The names of the records of a kind, those used last first."""
+        self._note_uses()
+        used = {}
+        for name in self.names(kind):
+            with contextlib.suppress(OSError):  # it waits to be written, or is gone
+                used[name] = os.stat(self._directory.file(kind, name)).st_mtime_ns
+        return sorted(used, key=used.__getitem__, reverse=True)
+
     # writing -------------------------------------------------------------------------------------
 
     def write(self, kind: Kind, name: bytes, content: Any, payload: bytes = b"") -> None:

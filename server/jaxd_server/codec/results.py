@@ -149,7 +149,11 @@ def pack_result(
     """
     wanted = range(len(form.order)) if home is None else home
     read = _host_array if form.keys else np.asarray
-    data = {number: _numpy_view(leaves[form.order[number]], read) for number in wanted}
+    order = form.order
+    try:
+        data = {number: read(leaves[order[number]]) for number in wanted}
+    except RuntimeError:  # one of them was given to a call, or the computation failed
+        data = {number: _numpy_view(leaves[order[number]], read) for number in wanted}
     gone = tuple(number for number, found in data.items() if found is None)
     if gone:
         there = [n for n in wanted if n not in gone]

@@ -169,7 +169,7 @@ class EvictionCosts:
             items: executables by what the table calls them.
             is_in_use: whether one has to stay.
         """
-        sizes = {one.program: _host_bytes(one.program) for _, one in items}
+        sizes = {one.program: host_bytes_of(one.program) for _, one in items}
         # What a program takes is seen in the growth of the process while it was compiled, of which
         # others, at work meanwhile, have a part. Together they cannot have taken more than it grew.
         grown = max(0, self._resident() - self._resident_before)
@@ -203,10 +203,11 @@ def are_within(limits: Limits, executables: Sequence[Executable]) -> bool:
     programs = {one.program for one in executables}
     return (
         len(executables) <= limits.count
-        and sum(map(_host_bytes, programs)) <= limits.host_bytes
+        and sum(map(host_bytes_of, programs)) <= limits.host_bytes
         and sum(one.device_bytes for one in programs) <= limits.device_bytes
     )
 
 
-def _host_bytes(program: Program) -> int:
+def host_bytes_of(program: Program) -> int:
+    """What a program counts for: bytes of the host's memory."""
     return max(_MIN_BYTES, program.host_bytes)

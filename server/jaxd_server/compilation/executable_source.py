@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
@@ -43,6 +43,7 @@ class BuildQuota:
     """A token bucket of build seconds for each principal. Thread-safe.
 
     A build is not interrupted: the last one may overdraw the bucket, and the wait is longer then.
+    One that fails or is given up counts as well, for as long as it went on.
 
     Args:
         seconds: in an hour, and at most at once; 0: no limit.
@@ -183,14 +184,18 @@ class ExecutableSource:
                 raise
             raise better from error
 
-    def _turn(
-        self, request: BuildRequest, *, is_elsewhere: bool = False
-    ) -> AbstractContextManager[None]:
+    @contextmanager
+    def _turn(self, request: BuildRequest, *, is_elsewhere: bool = False) -> Iterator[None]:
         """Within it, the build has its turn; while it waits, its client hears what for."""
         name = request.function.name
-        return self._compiler.room.turn(
+        with self._compiler.room.turn(
             name, lambda: request.emit("stage", _queued(name)), is_elsewhere=is_elsewhere
-        )
+        ):
+            started = time.monotonic()
+            try:
+                yield
+            finally:  # also of one that was given up, or failed
+                self._quota.spend(request.principal, time.monotonic() - started)
 
     def moved(
         self, executable: Executable, function: Function, device: int, own: Counts | None = None
@@ -287,7 +292,6 @@ class ExecutableSource:
         )
         executable.dependencies = self._dependencies(request, lowered)
         changed: tuple[Change, ...] = ()
-        self._quota.spend(request.principal, costs.paid_s)
         if self._program_cache is not None and name is not None:
             changed = self._program_cache.changes_since(name)
             self._program_cache.keep(function, name, executable, obstacle)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
+from jaxd_protocol.base.process import usable_processors
 from jaxd_server.compilation.compiling.build_request import BuildRequest
 from jaxd_server.compilation.compiling.compiler import Compiler, LoweredFunction
 from jaxd_server.compilation.compiling.program import Program, Programs, moved_name
 from jaxd_server.compilation.disk_cache.programs import NotStored, ProgramCache
+from jaxd_server.compilation.eviction import Limits, host_bytes_of
 from jaxd_server.jax_compat.compilation_cache import bypassed, hits_in_thread
 from jaxd_server.jax_compat.placement import are_several, index_of, read_program
 from jaxd_server.jax_compat.programs import is_out_of_memory, load, serialized
@@ -34,12 +39,14 @@ class ProgramSource:
 
     Attributes:
         known: what is in memory.
+        ahead: those of them that no call has asked for yet, by their ids; each access is atomic.
     """
 
     def __init__(
         self, compiler: Compiler, counters: Counters, program_cache: ProgramCache | None
     ) -> None:
         self.known = Programs()
+        self.ahead: dict[bytes, Program] = {}
         self._compiler = compiler
         self._counters = counters
         self._program_cache = program_cache
@@ -55,9 +62,27 @@ class ProgramSource:
         """A program that is in memory or on disk, for a device; None when it is in neither."""
         try:
             found = self.known.obtain(id, lambda: self._read(id, device))
+            self.ahead.pop(id, None)  # from here on its executable holds it
             return self._on(found, device)
         except (NotStored, NotMoved):
             return None
+
+    def read_ahead(self, id: bytes) -> Program | None:  # noqa: A002
+        """Has a program in memory before a call asks for it; None: it was, or cannot be read.
+
+        Raises:
+            JaxRuntimeError: when the device has no room for it.
+        """
+        if self.known.find(id) is None:
+            with suppress(NotStored):
+                self.known.obtain(id, lambda: self._held(id))
+                return self.ahead.get(id)
+        return None
+
+    def _held(self, id: bytes) -> Program:  # noqa: A002
+        """A program that is on disk, held until a call asks for it."""
+        found = self.ahead[id] = self._read(id, 0)
+        return found
 
     def of(
         self, request: BuildRequest, lowered: LoweredFunction, *, is_kept: bool
@@ -81,7 +106,7 @@ class ProgramSource:
 
         def compile_it() -> Program:
             compiled.append(None)
-            made = self._compiled_elsewhere(request, lowered, is_kept=is_kept)
+            made = self._compiled_elsewhere(request, lowered)
             return made or self._compiled_here(request, lowered, is_kept=is_kept)
 
         def read_or_compile() -> Program:
@@ -98,6 +123,7 @@ class ProgramSource:
                 found = self.known.obtain(lowered.program, read_or_compile)
             except NotStored:
                 continue  # waited for a call that only looked whether it is on disk
+        self.ahead.pop(lowered.program, None)
         program = self._on(found, device, compile_it)
         if not compiled:
             self._counters.add(programs_shared=1)
@@ -110,10 +136,11 @@ class ProgramSource:
 
         Raises:
             NotTransferable: when the other one cannot hand it over.
+            InternalError: when this process must not compile it.
             Exception: jax's own errors.
         """
         function, before = request.function, hits_in_thread()
-        if lowered.elsewhere is not None and lowered.lowered is None:
+        if lowered.elsewhere is not None:
             lowered = replace(lowered, lowered=lowered.elsewhere.hand_over())
         with bypassed() if is_kept else nullcontext():
             program = self._compiler.compile(
@@ -123,7 +150,7 @@ class ProgramSource:
         return program
 
     def _compiled_elsewhere(
-        self, request: BuildRequest, lowered: LoweredFunction, *, is_kept: bool
+        self, request: BuildRequest, lowered: LoweredFunction
     ) -> Program | None:
         """A program that a builder compiles; None where this process has to."""
         made = None if lowered.elsewhere is None else lowered.elsewhere.compile(request.device)
@@ -138,6 +165,8 @@ class ProgramSource:
             reason = f"{type(error).__name__}: {error}"
             log_event("builder_refused", function=request.function.name, reason=reason)
             return None
+        # Where this function is not kept, another one that has the same program may be later.
+        is_needed = self._program_cache is not None or are_several()
         return Program(
             lowered.program,
             call,
@@ -146,7 +175,7 @@ class ProgramSource:
             max(0, resident_bytes() - before),
             made.program.devices,
             is_bound=made.is_bound,
-            written=made.program if is_kept or are_several() else None,
+            written=made.program if is_needed else None,
         )
 
     def discard(self, program: Program) -> None:
@@ -219,3 +248,127 @@ class ProgramSource:
             devices,
             is_original=False,
         )
+
+
+_PRELOADING_THREADS: Final = 4
+
+
+class Preloader:
+    """Loads the programs that were used last before calls ask for them, as `--preload` says.
+
+    A pool of the reclaimer: what no call has asked for yet is given up where memory is short.
+
+    Args:
+        source: gets the programs.
+        program_cache: where they are; None where nothing is kept.
+        count: how many at most.
+        limits: of all programs; half of their bytes may be loaded ahead.
+        held: the programs that calls have asked for, and which count for the limits as well.
+        relieve: called after each.
+    """
+
+    def __init__(
+        self,
+        source: ProgramSource,
+        program_cache: ProgramCache | None,
+        count: int,
+        limits: Limits,
+        held: Callable[[], Iterable[Program]],
+        relieve: Callable[[], object],
+    ) -> None:
+        self._source = source
+        self._program_cache = program_cache
+        self._left = count
+        self._limits = limits
+        self._host_bytes = limits.host_bytes // 2
+        self._device_bytes = limits.device_bytes // 2
+        self._held = held
+        self._relieve = relieve
+        self._is_stopped = False
+        self._loaded = 0
+        self._working = 0
+        self._ids: Iterator[bytes] = iter(())
+        self._lock = threading.Lock()  # guards all that changes
+
+    def start(self) -> None:
+        """Loads in the background."""
+        if not self._left:
+            return
+        if self._program_cache is None:
+            log_event("preload_refused", level=logging.WARNING, reason="nothing is kept on disk")
+            return
+        self._ids = self._program_cache.recent_programs()
+        started = time.monotonic()
+        self._working = min(_PRELOADING_THREADS, usable_processors(), self._left)
+        for _ in range(self._working):
+            threading.Thread(
+                target=self._work, args=(started,), name="jaxd-preload", daemon=True
+            ).start()
+
+    def __len__(self) -> int:
+        return len(self._source.ahead)
+
+    def shrink(self) -> int:
+        """Gives up what has no room beside the programs that calls have asked for."""
+        ahead = list(self._source.ahead.items())
+        if not ahead:
+            return 0
+        programs = {*self._held(), *(program for _, program in ahead)}
+        host_bytes = sum(map(host_bytes_of, programs)) - self._limits.host_bytes
+        device_bytes = sum(one.device_bytes for one in programs) - self._limits.device_bytes
+        count = 0
+        while ahead and max(host_bytes, device_bytes) > 0:
+            _, program = ahead.pop()
+            host_bytes -= host_bytes_of(program)
+            device_bytes -= program.device_bytes
+            count += 1
+        return self.reclaim(count) if count else 0
+
+    def reclaim(self, count: int) -> int:
+        """Gives up to `count` programs up, those that were used longest ago first, and ends."""
+        self.stop()
+        ahead = self._source.ahead
+        chosen = list(reversed(list(ahead)))[:count]
+        return sum(ahead.pop(name, None) is not None for name in chosen)
+
+    def stop(self) -> None:
+        """Loads no more."""
+        with self._lock:
+            self._is_stopped = True
+
+    def _work(self, started: float) -> None:
+        with suppress(OSError, AttributeError):  # calls go first; not every system can do so
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        try:
+            while (name := self._next()) is not None:
+                self._load(name)
+        except Exception as error:  # noqa: BLE001  calls load what they need by themselves
+            self.stop()
+            reason = f"{type(error).__name__}: {error}"
+            log_event("preload_ended", level=logging.WARNING, reason=reason)
+        with self._lock:
+            self._working -= 1
+            is_last = not self._working
+        if is_last:
+            seconds = round(time.monotonic() - started, 3)
+            log_event("preloaded", programs=self._loaded, seconds=seconds)
+
+    def _next(self) -> bytes | None:
+        with self._lock:
+            if self._is_stopped or not self._left:
+                return None
+            self._left -= 1
+            return next(self._ids, None)
+
+    def _load(self, name: bytes) -> None:
+        program = self._source.read_ahead(name)
+        with self._lock:
+            if program is None:
+                self._left += 1  # another one in its place
+                return
+            self._loaded += 1
+            self._host_bytes -= host_bytes_of(program)
+            self._device_bytes -= program.device_bytes
+            if min(self._host_bytes, self._device_bytes) < 0:
+                self._is_stopped = True
+        self._relieve()

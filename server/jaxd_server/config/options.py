@@ -304,6 +304,14 @@ class ServerOptions:
     device_program_bytes: int | None = _program(
         _SIZE, "device memory of programs", shown="a tenth of the device's memory"
     )
+    preload: int = _program(
+        _COUNT,
+        "programs that are read from the disk when a worker starts, those used last first",
+        default=0,
+        shown="none",
+        more=", for the first device, beside the calls and at the lowest priority, into half of "
+        "these limits. The first call of such a program finds it ready",
+    )
     map_share: float = _program(
         _SHARE,
         "of vm.max_map_count, for memory maps of the worker",
@@ -363,7 +371,10 @@ class ServerOptions:
         more=". See [calls that nobody waits for](errors.md#calls-that-nobody-waits-for)",
     )
     max_build_s: float = _lifetime(
-        _SECONDS, "how long calls wait for a build that has begun", default=0.0, shown="no limit"
+        _SECONDS,
+        "how long calls wait for a build that has begun; a builder compiles for ten times as long",
+        default=0.0,
+        shown="no limit",
     )
     stop_grace_s: float = _lifetime(
         _SECONDS,

@@ -81,9 +81,6 @@ _NICE = 19
 _INTERRUPT_RETRY_S = 0.05
 """A function that caught the exception is interrupted again after so long."""
 
-_THREADS = 4
-"""More than needed: the worker has one build at a time made here."""
-
 
 def main() -> None:
     """Builds until the worker ends."""
@@ -114,23 +111,25 @@ class Builder:
         self._functions = Functions(confirming=False)  # the worker has asked
         self._packages = ImportedPackages()
         self._packages.record()
-        self._counters = _ThreadCounters()
-        self._compiler = Compiler(self._counters, _THREADS)
+        self._counters = _Drained()
+        self._compiler = Compiler(self._counters, 1)
         self._tracing: dict[int, Interruptible] = {}  # by order; each access is atomic
-        self._lowered: _LoweredOrder | None = None  # the last one; for the threads in turn
+        self._lowered: _LoweredOrder | None = None  # the last one
         self._questions: dict[int, queue.SimpleQueue[ReadReply]] = {}  # each access is atomic
         self._numbers = itertools.count()
         self._reported_packages: set[tuple[str, Package]] = set()
-        self._report_lock = threading.Lock()  # guards _reported_packages
         prepare_for_user_code()
         capture_user_output()
         gc.collect()
         gc.freeze()  # imported modules stay
 
     def serve(self) -> None:
-        """Works until the worker closes its end."""
+        """Works until the worker closes its end; on one order at a time, as the worker sends them.
+
+        Each has a thread of its own, so that nothing is left of what a function sets in its thread.
+        """
         self._send(Ready(*self._sample))
-        threads = ThreadPerTask(_THREADS, "jaxd-build")
+        threads = ThreadPerTask(1, "jaxd-build")
         with suppress(EOFError, OSError):
             while True:
                 message = self._connection.recv()
@@ -312,13 +311,10 @@ class Builder:
         )
 
     def _take_side_effects(self) -> SideEffects:
-        """What this thread has counted, and what was imported, since the last call."""
+        """What was counted and imported since the last call."""
         self._packages.record()
-        with self._report_lock:
-            imported = [
-                row for row in self._packages.imported() if row not in self._reported_packages
-            ]
-            self._reported_packages.update(imported)
+        imported = [row for row in self._packages.imported() if row not in self._reported_packages]
+        self._reported_packages.update(imported)
         return SideEffects(self._counters.drain(), imported)
 
 
@@ -342,22 +338,20 @@ def _received(order: CompileOrder) -> LoweredFunction:
     return LoweredFunction(order.program, None, form, None, 0.0, order.lowered)
 
 
-class _ThreadCounters(Counters):
-    """Counts for each thread separately, and so for each order."""
+class _Drained(Counters):
+    """Counts for the worker. For the thread of the order that is worked on."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._of = threading.local()
+        self._since: dict[str, float] = {}
 
     def add(self, own: Counts | None = None, /, **amounts: float) -> None:
-        counts = self._of.__dict__
         for name, amount in amounts.items():
-            counts[name] = counts.get(name, 0) + amount
+            self._since[name] = self._since.get(name, 0) + amount
 
     def drain(self) -> dict[str, float]:
-        """What this thread has counted since the last call."""
-        counts = dict(self._of.__dict__)
-        self._of.__dict__.clear()
+        """What was counted since the last call."""
+        counts, self._since = self._since, {}
         return counts
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import select
 import socket
-from collections.abc import Callable
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.errors import Busy, ConfigurationError
@@ -63,25 +64,95 @@ class ClientLife(NamedTuple):
     def has_ended(self) -> bool:
         """Whether it is gone; waits for a moment where it may be about to go."""
         try:
-            descriptor = os.pidfd_open(self.pid)
+            descriptor = self.descriptor()
         except ProcessLookupError:
             return True
         except OSError:
             return False
         try:
-            if _started(self.pid) not in (None, self.started):  # None: it cannot be read now
-                return True  # its id belongs to another one
             waiting = select.poll()
             waiting.register(descriptor, select.POLLIN)
             return bool(waiting.poll(_EXIT_MS))
         finally:
             os.close(descriptor)
 
+    def descriptor(self) -> int:
+        """A new descriptor of the process, which is readable when that has ended.
+
+        Raises:
+            ProcessLookupError: when it is gone.
+            OSError: when the system has no descriptor for it.
+        """
+        descriptor = os.pidfd_open(self.pid)
+        if _started(self.pid) in (None, self.started):  # None: it cannot be read now
+            return descriptor
+        os.close(descriptor)
+        raise ProcessLookupError(self.pid)  # its id belongs to another one
+
 
 def _started(pid: int) -> bytes | None:
     with suppress(OSError, IndexError), open(f"/proc/{pid}/stat", "rb") as file:
         return file.read().rpartition(b")")[2].split()[_START]
     return None
+
+
+class ClientExits:
+    """Ends the connections of clients whose processes have ended. Thread-safe.
+
+    Usually that closes them. But a process that such a client has forked may have them as well.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[int, socket.socket] = {}  # by the descriptor of the client's process
+        self._polling: select.epoll | None = None  # made for the first one
+        self._lock = threading.Lock()  # guards both; a descriptor is closed under it
+
+    @contextmanager
+    def watching(self, process: ClientLife | None, sock: Any) -> Iterator[None]:
+        """Within it, the connection ends with the process.
+
+        Args:
+            process: that of the client; None: nothing is known of it.
+            sock: its connection.
+        """
+        descriptor = None
+        with suppress(OSError):  # there are no more descriptors
+            try:
+                descriptor = None if process is None else self._register(process, sock)
+            except ProcessLookupError:  # it is gone
+                sock.shutdown(socket.SHUT_RDWR)
+        try:
+            yield
+        finally:
+            if descriptor is not None:
+                self._unregister(descriptor)
+
+    def _register(self, process: ClientLife, sock: socket.socket) -> int:
+        with self._lock:
+            polling = self._polling = self._polling or select.epoll()
+            descriptor = process.descriptor()
+            self._open[descriptor] = sock
+            try:
+                polling.register(descriptor, select.EPOLLIN)
+            except OSError:
+                del self._open[descriptor]
+                os.close(descriptor)
+                raise
+            return descriptor
+
+    def _unregister(self, descriptor: int) -> None:
+        with self._lock:
+            del self._open[descriptor]
+            if self._polling is not None:
+                self._polling.unregister(descriptor)
+            os.close(descriptor)
+
+    def poll(self) -> None:
+        """Ends the connections of those that have ended; to be called several times a second."""
+        with self._lock:
+            for descriptor, _ in () if self._polling is None else self._polling.poll(0):
+                with suppress(OSError):  # it has ended
+                    self._open[descriptor].shutdown(socket.SHUT_RDWR)
 
 
 class Endpoint(Acceptor):
@@ -94,6 +165,7 @@ class Endpoint(Acceptor):
         sessions: where they are registered.
         worker_context: what all connections share.
         welcome: what the handshake sends a client about the server, beside its session.
+        client_exits: ends connections with their clients' processes.
         connected_accounts: the open connections of accounts.
     """
 
@@ -105,6 +177,7 @@ class Endpoint(Acceptor):
         sessions: Sessions,
         worker_context: WorkerContext,
         welcome: Callable[[], dict[str, Any]],
+        client_exits: ClientExits,
         connected_accounts: ConnectedAccounts,
     ) -> None:
         limit = worker_context.options.max_connections
@@ -112,6 +185,7 @@ class Endpoint(Acceptor):
         self._sessions = sessions
         self._worker_context = worker_context
         self._welcome = welcome
+        self._client_exits = client_exits
 
     def _serve_client(self, admitted: AuthenticatedPeer) -> None:
         if admitted.client_identity is None:
@@ -139,7 +213,8 @@ class Endpoint(Acceptor):
             stream = stream_over(line)
             stream.expect_descriptors()
             process = ClientLife.of(line, client_identity.pid)
-            ServerConnection(stream, self._worker_context, session).serve()
+            with self._client_exits.watching(process, line):
+                ServerConnection(stream, self._worker_context, session).serve()
         finally:
             self._sessions.close(session)
         if process is not None and process.has_ended():

@@ -26,9 +26,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
 from types import FrameType
-from typing import Any, Final, Literal, NoReturn
+from typing import Any, Final, Literal, NamedTuple, NoReturn
 
 from jaxd_protocol.errors import PackingError
+from jaxd_protocol.fingerprint.access_paths import TRANSPARENT
 from jaxd_protocol.fingerprint.values import settings
 from jaxd_protocol.messages.recorded_reads import (
     STANDARD_VARIABLES,
@@ -102,11 +103,19 @@ class ProcessReads:
 
 
 class _Reader:
-    """Reads of one thread: for whom, and of whom to ask."""
+    """Reads of one thread: for whom, and of whom to ask.
+
+    Attributes:
+        reads: what was read.
+        ask: asks the client.
+        changed: loggers, and their manager, that the client's code has changed: the attributes as
+            they were before. What these say is from then on what that code has set.
+    """
 
     def __init__(self, reads: ProcessReads, ask: Ask) -> None:
         self.reads = reads
         self.ask = ask
+        self.changed: dict[Any, dict[str, Any]] = {}
 
     def find(self, kind: str, name: str, what: str, *, is_own: bool = False) -> Any:
         """What code finds: of the client's process, or `OWN`.
@@ -127,6 +136,18 @@ class _Reader:
         if found is OWN and by == "client" and not is_own:
             self.refuse(what)
         return found
+
+    def change(self, loggers: Any, name: str, before: Any) -> None:
+        """Notes that an attribute of a logger, or of the manager, is about to be changed."""
+        if _who_reads() != "server":
+            self.changed.setdefault(loggers, {}).setdefault(name, before)
+
+    def restore(self) -> None:
+        """Gives loggers back what they had: they are those of all clients."""
+        for changed, attributes in self.changed.items():
+            vars(changed).update(attributes)
+            manager: Any = changed.manager if isinstance(changed, logging.Logger) else changed
+            manager._clear_cache()  # noqa: SLF001  of what loggers let through; as `setLevel` does
 
     def refuse(self, what: str) -> NoReturn:
         """Refuses to show something of this process.
@@ -156,7 +177,8 @@ def reading(reads: ProcessReads, ask: Ask) -> Iterator[None]:
         PackingError: what was refused within it, also where code has caught that: it would go on
             with a default.
     """
-    token = _reader.set(_Reader(reads, ask))
+    reader = _Reader(reads, ask)
+    token = _reader.set(reader)
     try:
         yield
     except Exception as error:
@@ -165,6 +187,7 @@ def reading(reads: ProcessReads, ask: Ask) -> Iterator[None]:
         raise
     finally:
         _reader.reset(token)
+        reader.restore()
     if reads.refused is not None:
         raise reads.refused
 
@@ -456,34 +479,94 @@ def _as_list(value: Any) -> Any:
 _LOGGING: Final = logging.__file__
 
 
-def _client_logger(logger: logging.Logger, reader: _Reader) -> tuple[int, int, bool] | None:
+class _LoggerState(NamedTuple):
+    """What decides which records a logger of a client lets through."""
+
+    effective: int
+    below: int  # as `logging.disable` says
+    is_disabled: bool
+    level: int
+
+
+def _client_logger(logger: logging.Logger) -> _LoggerState | None:
     """What a client's logger of that name has; None for a read that is not a client's.
 
     A logger that is asked by one of its own methods, as by `debug`, only decides what is printed.
+    One that has no name has come from the client, with what is read of it.
     """
+    reader = _reader.get()
+    if reader is None or "name" not in vars(logger):
+        return None
     if sys._getframe(2).f_code.co_filename == _LOGGING:  # noqa: SLF001  cheaper than `inspect`
+        return None
+    if reader.changed and _is_changed(logger, reader):
         return None
     name = "" if logger.name == "root" else logger.name
     found = reader.find("logger", name, f"the level of the logger {logger.name!r}")
-    read: tuple[int, int, bool] | None = None if found is OWN else found
-    return read
+    return None if found is OWN else _LoggerState(*found)
 
 
 def _is_enabled_for(self: logging.Logger, level: int) -> bool:
     """Replaces `logging.Logger.isEnabledFor`."""
-    reader = _reader.get()
-    found = None if reader is None else _client_logger(self, reader)
+    found = _client_logger(self)
     if found is None:
         return bool(_originals[_is_enabled_for](self, level))
-    effective, below, is_disabled = found
-    return not is_disabled and level > below and level >= effective
+    return not found.is_disabled and level > found.below and level >= found.effective
 
 
 def _get_effective_level(self: logging.Logger) -> int:
     """Replaces `logging.Logger.getEffectiveLevel`."""
+    found = _client_logger(self)
+    return int(_originals[_get_effective_level](self)) if found is None else found.effective
+
+
+def _is_changed(logger: logging.Logger, reader: _Reader) -> bool:
+    """Whether the code that reads has changed a logger, one above it, or all of them."""
+    above: logging.Logger | None = logger
+    while above is not None:
+        if above in reader.changed:
+            return True
+        above = above.parent
+    return logger.manager in reader.changed
+
+
+class _LoggerAttribute:
+    """An attribute of loggers that says what the client's has; each keeps its own in its dict."""
+
+    def __init__(self, name: str, field: str) -> None:
+        self._name = name
+        self._field = field
+
+    def __get__(self, logger: Any, owner: type) -> Any:
+        if logger is None:
+            return self
+        found = _client_logger(logger)
+        if found is not None:
+            return getattr(found, self._field)
+        try:
+            return vars(logger)[self._name]
+        except KeyError:
+            raise AttributeError(self._name) from None
+
+    def __set__(self, logger: Any, value: Any) -> None:
+        reader, own = _reader.get(), vars(logger)
+        if reader is not None and self._name in own:  # else the logger is being made
+            reader.change(logger, self._name, own[self._name])
+        own[self._name] = value
+
+
+def _disabled_levels(manager: Any) -> int:
+    """Replaces the property `logging.Manager.disable`, which `logging.disable` sets."""
+    found = _client_logger(manager.root)
+    return int(_originals[_disabled_levels](manager)) if found is None else found.below
+
+
+def _disable_levels(manager: Any, value: Any) -> None:
+    """Replaces what sets it."""
     reader = _reader.get()
-    found = None if reader is None else _client_logger(self, reader)
-    return int(_originals[_get_effective_level](self)) if found is None else found[0]
+    if reader is not None:
+        reader.change(manager, "_disable", vars(manager)["_disable"])
+    _originals[_disable_levels](manager, value)
 
 
 def _start_thread(self: threading.Thread) -> None:
@@ -530,6 +613,14 @@ def install() -> None:
         _exchange(_of_locale(getattr(locale, name)), name, locale)
     _exchange(_is_enabled_for, "isEnabledFor", logging.Logger)
     _exchange(_get_effective_level, "getEffectiveLevel", logging.Logger)
+    TRANSPARENT.add(_LoggerAttribute)
+    loggers: Any = logging.Logger
+    loggers.level = _LoggerAttribute("level", "level")
+    loggers.disabled = _LoggerAttribute("disabled", "is_disabled")
+    managers: Any = logging.Manager
+    _originals[_disabled_levels] = managers.disable.fget
+    _originals[_disable_levels] = managers.disable.fset
+    managers.disable = property(_disabled_levels, _disable_levels)
     _exchange(_start_thread, "start", threading.Thread)
     _exchange(_popen, "__init__", subprocess.Popen)
 

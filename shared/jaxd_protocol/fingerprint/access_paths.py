@@ -334,11 +334,17 @@ def emit_callable_object(walk: Walk, instance: Any) -> bool:
     return True
 
 
+TRANSPARENT: Final = set[type]()
+"""Types of descriptors that a server has put in front of what instances of a library's classes have
+in their `__dict__`. A client has none, and keys are the same on both sides."""
+
+
 def _static_lookup(cls: type, name: str) -> tuple[type | None, Any]:
     """Where a class finds an attribute, without running anything."""
     for base in cls.__mro__:
-        if name in vars(base):
-            return base, vars(base)[name]
+        found = vars(base).get(name, MISSING)
+        if found is not MISSING and type(found) not in TRANSPARENT:
+            return base, found
     return None, MISSING
 
 

@@ -9,7 +9,8 @@ from types import MethodType
 from typing import Any
 
 JitOptions = tuple[tuple[str, Any], ...]
-"""Name and value of each option of `jaxd_protocol.jit.options.Options` that is not the default."""
+"""Name and value of each option of `jaxd_protocol.jit.options.Options` that is not the default, and
+of `padding`, see `jaxd_protocol.pytree.padding`."""
 
 
 class _WrappedSignature:

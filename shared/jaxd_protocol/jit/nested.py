@@ -16,6 +16,7 @@ from jaxd_protocol.jit.nnx_updates import ObjectCall, Updating
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.jit.static_args import StaticArgs, infer_static_args
 from jaxd_protocol.jit.static_leaves import is_traceable
+from jaxd_protocol.pytree.padding import pad_in_trace
 
 
 def nested(function: Callable[..., Any], options: JitOptions | None) -> Callable[..., Any]:
@@ -50,7 +51,11 @@ def call_jitted(
     Each call makes a function object of its own: jax caches by the object, and the next program
     may have other settings of jax.
     """
-    given = Options(**dict(options))
+    named = dict(options)
+    padding = named.pop("padding", None)
+    if padding is not None:
+        args, kwargs = pad_in_trace(padding, args, kwargs)
+    given = Options(**named)
     if loaded_nnx() is not None and not isinstance(function, Updating):
         call = ObjectCall.of(args, kwargs, infer_static_args(function, given))
         if call is not None:

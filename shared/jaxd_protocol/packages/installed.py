@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import sys
 from functools import lru_cache
+from types import FrameType
 from typing import Any
 
 OWN_PACKAGES = frozenset({"jaxd", "jaxd_protocol", "jaxd_server"})
@@ -94,3 +95,15 @@ def is_local_module(name: str | None) -> bool:
     # without a parent was made by hand, or is gone: only its value can travel.
     parent = name.rpartition(".")[0]
     return not parent or is_local_module(parent)
+
+
+def user_stacklevel() -> int:
+    """The `stacklevel` with which `warnings.warn`, where this is called, points to the user."""
+    level = 1
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  documented, if underscored
+    while frame is not None and (
+        str(frame.f_globals.get("__name__")).partition(".")[0] in OWN_PACKAGES
+    ):
+        frame = frame.f_back
+        level += 1
+    return level

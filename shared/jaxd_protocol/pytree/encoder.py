@@ -18,7 +18,6 @@ from jaxd_protocol.pytree.leaves import (
     INLINE_BYTES,
     SCALAR_FORMATS,
     Leaf,
-    aligned,
     array_spec,
     spec_bytes,
 )
@@ -30,6 +29,8 @@ _INT: Final = SCALAR_FORMATS["I"].pack
 _BOOL: Final = SCALAR_FORMATS["B"].pack
 _COMPLEX: Final = SCALAR_FORMATS["C"].pack
 _PAD: Final = [bytes(n) for n in range(17)]
+_dump_text: Final = lru_cache(maxsize=1 << 12)(dump_literal)
+"""For the keys of dicts that are text, and only for text: 1 and True are one key of a cache."""
 
 
 class TreeEncoder:
@@ -87,10 +88,8 @@ class TreeEncoder:
         """Puts bytes into the blob, at the next aligned offset."""
         self.count += 1
         offset = self._offset
-        start = aligned(offset)
-        if start != offset:
-            self._blob.append(_PAD[start - offset])
-        self._blob.append(data)
+        start = (offset + 15) & -16  # `aligned`, which trees of hundreds of leaves would call
+        self._blob += (_PAD[start - offset], data)
         self._offset = start + len(data)
 
     def large(self, data: memoryview) -> None:
@@ -119,10 +118,14 @@ class TreeEncoder:
         """Appends a numpy array; it must be C-contiguous and in native byte order."""
         spec, size = array_spec(array.dtype, array.shape, weak)
         self._skeleton.append(spec)
-        if size <= INLINE_BYTES:
-            self.small(array.tobytes())
-        else:
+        if size > INLINE_BYTES:
             self.large(array.reshape(-1).view("u1").data)
+            return
+        self.count += 1  # as `small`
+        offset = self._offset
+        start = (offset + 15) & -16
+        self._blob += (_PAD[start - offset], array.tobytes())
+        self._offset = start + size
 
     def raw_array(self, dtype: str, shape: tuple[int, ...], data: memoryview) -> None:
         """Appends an array that is only bytes, in C order: numpy is not needed."""
@@ -183,11 +186,12 @@ class TreeEncoder:
             self.node(child)
 
     def _mapping(self, value: dict[Any, Any]) -> None:
-        if not all(map(is_literal, value)):
+        dump = _dump_text if {str}.issuperset(map(type, value)) else dump_literal
+        if dump is dump_literal and not all(map(is_literal, value)):
             return self.non_literal_keys(value)
         self._skeleton += (b"D" if type(value) is dict else b"M", COUNT.pack(len(value)))
         for key, child in value.items():
-            self._skeleton.append(dump_literal(key))
+            self._skeleton.append(dump(key))
             self.node(child)
         return None
 

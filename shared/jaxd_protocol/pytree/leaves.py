@@ -54,10 +54,16 @@ class Leaf(NamedTuple):
 
 
 class LeafOffset(NamedTuple):
-    """Where a leaf's bytes lie: at `offset` of the blob, in buffer number `buffer`, or neither."""
+    """Where a leaf's bytes lie: at `offset` of the blob, in buffer number `buffer`, or neither.
+
+    Attributes:
+        offset, buffer: -1 where they lie elsewhere.
+        size: how many there are, in the blob.
+    """
 
     offset: int = -1
     buffer: int = -1
+    size: int = 0
 
 
 def aligned(offset: int) -> int:
@@ -69,13 +75,11 @@ NO_OFFSET: Final = LeafOffset()
 """The place of a leaf whose data is not in the message."""
 
 
-def leaf_data(
-    leaf: Leaf, place: LeafOffset, blob: bytes, buffers: Sequence[memoryview]
-) -> memoryview:
+def leaf_data(place: LeafOffset, blob: bytes, buffers: Sequence[memoryview]) -> memoryview:
     """The bytes of an `A` or `K` leaf, which are in the message."""
     if place.buffer >= 0:
         return buffers[place.buffer]
-    return memoryview(blob)[place.offset : place.offset + leaf.nbytes]
+    return memoryview(blob)[place.offset : place.offset + place.size]
 
 
 class BlobLayout(NamedTuple):
@@ -125,7 +129,7 @@ def lay_out_leaves(leaves: Sequence[Leaf], absent: Collection[int] = ()) -> Blob
             found.append(LeafOffset(buffer=buffer))
             buffer += 1
         else:
-            found.append(LeafOffset(offset=aligned(end)))
+            found.append(LeafOffset(aligned(end), size=size))
             end = aligned(end) + size
     return BlobLayout(tuple(leaves), tuple(found), end, buffer)
 

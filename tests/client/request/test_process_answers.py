@@ -138,11 +138,8 @@ def test_the_rest_is_told_to_who_asks_for_it_by_name(
     assert told("return S.argv", "arguments", "", S=sys) == ("a", "b")
     assert told("return S.getrecursionlimit()", "recursion", "", S=sys) == sys.getrecursionlimit()
     assert told("import os\nreturn os.getcwd()", "folder", "") == str(project)
-    assert told("import logging\nreturn logging.getLogger('a.b')", "logger", "a.b") == (
-        30,
-        0,
-        False,
-    )
+    logger = told("import logging\nreturn logging.getLogger('a.b')", "logger", "a.b")
+    assert logger == (30, 0, False, 0)
     assert told("import locale\nreturn locale.setlocale(0)", "locale", "setlocale 6")
 
 

@@ -24,6 +24,7 @@ from jaxd_protocol.messages.data_locations import ResultPolicy
 from jaxd_protocol.pickling.pack.arguments import pack
 from jaxd_protocol.pytree import TreeEncoder, dump_literal
 from jaxd_protocol.pytree.decoder import COUNT
+from jaxd_protocol.pytree.leaves import leaf_data
 
 
 class Point(NamedTuple):
@@ -127,7 +128,7 @@ def test_without_numpy_arrays_come_home_lazy() -> None:
 
     layout = parse_skeleton(skeleton, lambda *_: tuple)
     small, large = (
-        _read_leaf(leaf, place, blob, buffers, "lazy")
+        _read_leaf(leaf, leaf_data(place, blob, buffers), "lazy")
         for leaf, place in zip(layout.leaves, layout.whole.places, strict=True)
     )
     assert type(small) is type(large) is LazyArray

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from jaxd_protocol.errors import LimitExceeded
+from jaxd_protocol.errors import DeadlineExceeded, LimitExceeded
 from jaxd_server.compilation.executable_source import BuildQuota
 from tests.server.in_process import InProcessServer
+from tests.server.staging import until
 
 
 class Clock:
@@ -67,3 +69,34 @@ def test_a_client_that_has_had_its_share_goes_on_with_what_is_ready(
         client.persistent_call(lambda x: x * 3)(1.0)
     assert float(double(4.0)) == 8.0
     assert client.statistics().traces == traces
+
+
+def fails(x: Any) -> Any:
+    """Fails while it is traced."""
+    raise KeyError("mine")
+
+
+def endless(x: Any) -> Any:
+    """Is traced until it is interrupted."""
+    while True:
+        x = x + 1
+
+
+@pytest.mark.parametrize(
+    ("function", "timeout_s", "error"),
+    [(fails, 60.0, KeyError), (endless, 0.3, DeadlineExceeded)],
+)
+def test_what_a_build_used_until_it_failed_or_was_given_up_counts(
+    function: Callable[[Any], Any],
+    timeout_s: float,
+    error: type[Exception],
+    open_in_process_server: Callable[..., InProcessServer],
+) -> None:
+    """Else somebody could have the server build without an end."""
+    server = open_in_process_server(principal_build_s=0.001)
+    client = server.client()
+    with pytest.raises(error):
+        client.persistent_call(function, timeout_s=timeout_s)(1.0)
+    until(lambda: not server.parts.status.now()["left_behind"])
+    with pytest.raises(LimitExceeded):
+        client.persistent_call(lambda x: x * 3)(1.0)

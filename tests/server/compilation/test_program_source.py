@@ -7,9 +7,10 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
+import pytest
 
 from jaxd_protocol.jit.options import Options
 from jaxd_server.compilation import program_source
@@ -17,6 +18,8 @@ from jaxd_server.compilation.compiling.build_request import BuildRequest
 from jaxd_server.compilation.compiling.compiler import Compiled, Compiler, LoweredFunction
 from jaxd_server.compilation.compiling.program import Program
 from jaxd_server.compilation.disk_cache.programs import NotStored
+from jaxd_server.compilation.eviction import Limits
+from jaxd_server.compilation.program_source import Preloader
 from jaxd_server.jax_compat import programs as jax_programs
 from jaxd_server.jax_compat.programs import Loaded, Serialized, serialized
 from jaxd_server.runtime.counters import Counters
@@ -25,9 +28,6 @@ from tests.server.builds import live_executables
 from tests.server.costs import BUILT, LOADED, SHARED, counts, double
 from tests.server.in_process import PipelineHarness, Source
 from tests.server.staging import PATIENCE_S, at_once, join, start, until, waiting
-
-if TYPE_CHECKING:
-    import pytest
 
 Open = Callable[..., PipelineHarness]
 
@@ -67,6 +67,29 @@ def test_a_renamed_function_finds_the_program_of_an_earlier_process(open_harness
         assert source.asked == []
     assert counts(harness) == {**LOADED, "executable_loads": 2}
     assert len(harness.maker.programs.known._programs) == 1
+
+
+@pytest.mark.parametrize(("limits", "loaded"), [(Limits(400), {5}), (Limits(400, 1), {1, 2, 3, 4})])
+def test_programs_that_were_read_ahead_are_given_up(
+    limits: Limits, loaded: set[int], open_harness: Open
+) -> None:
+    """Where memory is short; and no more are read than have room, but for one in each thread."""
+    harness = open_harness()
+    for number in range(6):
+        harness.value(Source(lambda x, n=number: x * 3 + n), X)
+    harness = open_harness()
+    programs = harness.maker.programs
+    preloader = Preloader(programs, harness.program_cache, 5, limits, list, lambda: None)
+    preloader.start()
+    until(lambda: "jaxd-preload" not in [thread.name for thread in threading.enumerate()])
+    count = len(preloader)
+    assert count in loaded
+    given_up = preloader.shrink()
+    assert given_up == (0 if limits.host_bytes > 1 else count)
+    assert preloader.reclaim(1) == min(1, count - given_up)
+    assert preloader.reclaim(8) == max(0, count - given_up - 1)
+    gc.collect()
+    assert len(programs.known._programs) == 0
 
 
 def test_shared_programs_outlive_each_other(harness: PipelineHarness) -> None:
@@ -165,7 +188,8 @@ class _Beside:
             self.made.append(serialized(program.compiled, program.devices))
             return Compiled(self.made[-1], program.compile_s, program.is_bound)
 
-        return replace(lowered, elsewhere=cast("Any", SimpleNamespace(compile=compile_it)))
+        elsewhere = SimpleNamespace(compile=compile_it, hand_over=lambda: lowered.lowered)
+        return replace(lowered, elsewhere=cast("Any", elsewhere))
 
 
 def test_what_was_compiled_elsewhere_is_kept_as_it_came(
@@ -187,6 +211,22 @@ def test_what_was_compiled_elsewhere_is_kept_as_it_came(
     assert record.payload == beside.made[0].data
     assert program.written is None
     monkeypatch.setattr(jax_programs, "serialize", _absent)
+    harness = open_harness()
+    assert harness.value(Source(double), X).tolist() == expected
+    assert counts(harness) == LOADED
+
+
+def test_a_program_of_a_function_without_a_lasting_name_is_kept_for_one_that_has_one(
+    open_harness: Open,
+) -> None:
+    """Nothing but what the builder has sent can be written, so that is at hand."""
+    harness = open_harness()
+    harness.maker._building = cast("Any", _Beside())
+    nameless = Source(twice)
+    nameless.manifest = nameless.manifest._replace(shared=False)
+    expected = harness.value(nameless, X).tolist()
+    assert harness.value(Source(double), X).tolist() == expected
+    assert counts(harness) == {**BUILT, "traces": 2, "lowers": 2, "programs_shared": 1}
     harness = open_harness()
     assert harness.value(Source(double), X).tolist() == expected
     assert counts(harness) == LOADED

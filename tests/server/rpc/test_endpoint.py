@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import cloudpickle
@@ -15,7 +16,7 @@ import pytest
 from rpyc.utils.factory import unix_connect
 
 import jaxd
-from jaxd_server.rpc.endpoint import ClientLife
+from jaxd_server.rpc.endpoint import ClientExits, ClientLife, _started
 from tests.server.in_process import InProcessServer
 from tests.server.staging import until
 
@@ -148,3 +149,35 @@ def test_of_a_client_behind_a_relay_nothing_is_known(other_end: Any) -> None:
         assert ClientLife.of(tcp, os.getpid()) is None
     process.kill()
     process.wait()
+
+
+def _my_life() -> ClientLife:
+    started = _started(os.getpid())
+    assert started is not None
+    return ClientLife(os.getpid(), started)
+
+
+def test_a_connection_ends_with_the_process_of_its_client(other_end: Any) -> None:
+    """Not before, and none other; whoever else has the other end."""
+    (sock, process), exits = other_end(), ClientExits()
+    lives = (ClientLife.of(sock, process.pid), _my_life(), None)
+    before = len(os.listdir("/proc/self/fd"))
+    pairs = [socket.socketpair() for _ in range(3)]
+    with ExitStack() as stack:
+        for (ours, _), one in zip(pairs, lives, strict=True):
+            stack.enter_context(exits.watching(one, ours))
+        exits.poll()
+        for ours, _ in pairs:
+            ours.send(b"x")
+        process.kill()
+        process.wait()
+        exits.poll()
+        with pytest.raises(BrokenPipeError):
+            pairs[0][0].send(b"x")
+        for ours, _ in pairs[1:]:
+            ours.send(b"x")
+    exits.poll()
+    for ours, theirs in pairs:
+        ours.close()
+        theirs.close()
+    assert len(os.listdir("/proc/self/fd")) == before + 1  # what polls stays

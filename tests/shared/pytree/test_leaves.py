@@ -29,12 +29,12 @@ def test_small_items_lie_in_rows_and_large_ones_beside() -> None:
         [Leaf("F"), small, large, Leaf("B"), Leaf("P", buffers=2), at_the_limit, large]
     )
     assert list(found) == [
-        LeafOffset(offset=0),
-        LeafOffset(offset=16),
+        LeafOffset(offset=0, size=8),
+        LeafOffset(offset=16, size=12),
         LeafOffset(buffer=0),
-        LeafOffset(offset=32),
+        LeafOffset(offset=32, size=1),
         LeafOffset(buffer=1),
-        LeafOffset(offset=48),
+        LeafOffset(offset=48, size=INLINE_BYTES),
         LeafOffset(buffer=4),
     ]
     assert (blob_bytes, buffers) == (48 + INLINE_BYTES, 5)

@@ -38,6 +38,7 @@ class Build:
         waiting: the cancel tokens of the calls that wait for it, each with what wakes its thread.
         begun: `time.monotonic()` when it had its turn; None before that.
         error: why no call may wait for it any longer; None as long as one may.
+        ends_at: `time.monotonic()` until which a builder may go on with it then.
         is_abandoned: whether no call waits for it.
         interruptible: its trace.
         waits_in: where it waits for its turn; None before and after that.
@@ -50,6 +51,7 @@ class Build:
         self.waiting: list[tuple[CancelToken, threading.Event]] = []
         self.begun: float | None = None
         self.error: DeadlineExceeded | None = None
+        self.ends_at = 0.0
         self.is_abandoned = False
         self.interruptible = Interruptible()
         self.waits_in: BuildRoom | None = None
@@ -80,6 +82,10 @@ class Build:
         """
         if self.is_abandoned:
             raise Interrupted
+
+    def grace_s(self) -> float:
+        """Seconds that a builder may go on compiling it although no call waits for it."""
+        return 0.0 if self.error is None else max(0.0, self.ends_at - time.monotonic())
 
     def notify(self) -> None:
         """Runs the hooks: no call waits for the build any longer."""
@@ -251,6 +257,10 @@ _INTERRUPT_RETRY_S: Final = 0.05
 """An exception that was swallowed is sent again after that."""
 
 
+OVERDUE_FACTOR: Final = 10
+"""A builder compiles for so many times `--max-build-s`: calls do not wait, but may come again."""
+
+
 class _Abandoned(Exception):
     """No call waited for a build any longer, so that there is no result."""
 
@@ -401,10 +411,13 @@ class Builds(Generic[K, V]):
         if left_s > 0:
             process_timers.after(left_s, lambda: self._release_overdue(build))
             return
+        longest_s = OVERDUE_FACTOR * self._max_s
+        build.ends_at = since + longest_s
         build.error = DeadlineExceeded(
             f"{build.name} was being built for {self._max_s:g} s, which is as long as this server "
-            "waits (--max-build-s). What is being compiled goes on and is kept: call again later, "
-            "or build it ahead with .warm() where there is no limit."
+            "waits (--max-build-s). What is being compiled goes on, in a builder for up to "
+            f"{longest_s:g} s, and is kept: call again later, or build it ahead with .warm() where "
+            "there is no limit."
         )
         with self._lock:
             gates = [gate for _, gate in build.waiting]

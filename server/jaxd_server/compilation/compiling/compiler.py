@@ -66,11 +66,12 @@ class Elsewhere(Protocol):
             Exception: what the compiler raises, as a `ForwardedFailure`.
         """
 
-    def hand_over(self) -> bytes:
-        """What `unpack_lowered` reads.
+    def hand_over(self) -> Any:
+        """The lowered function for this process to compile; see `LoweredFunction.lowered`.
 
         Raises:
             NotTransferable: when there is no such thing.
+            InternalError: when this process must not compile it.
         """
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -327,6 +327,15 @@ class ProgramCache:
         """All records of calls, by name; reads every file and keeps none in memory."""
         found = ((name, self._read_call(name)) for name in self.store.names("calls"))
         return {name: kept for name, kept in found if kept is not None}
+
+    def recent_programs(self) -> Iterator[bytes]:
+        """The programs of calls whose packages are the same now, those used last first."""
+        found = set()
+        for name in self.store.by_last_use("calls"):
+            kept = self._usable(name)
+            if kept is not None and kept.program not in found:
+                found.add(kept.program)
+                yield kept.program
 
     def _read_call(self, name: bytes) -> CallRecord | None:
         record = self.store.read("calls", name, payload=False)  # does not count as a use

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Final, Protocol
 
 from jaxd_protocol.base.bounded import BoundedDict
-from jaxd_protocol.errors import PackingError, ProtocolError
+from jaxd_protocol.errors import InternalError, PackingError, ProtocolError
 from jaxd_protocol.jit.options import function_key
 from jaxd_protocol.jit.static_args import infer_static_args
 from jaxd_protocol.messages.function_manifest import FunctionManifest, parameter_names
@@ -22,6 +22,13 @@ from jaxd_server.runtime.threads.single_flight import SingleFlight
 from jaxd_server.user_code.client_process import ProcessReads, reading
 
 _MAX_READ_SETS: Final = 10_000
+_MAX_DEADLY: Final = 10_000
+
+WHAT_ENDS_PROCESSES: Final = (
+    "Does the function, or a library of its, call os._exit() or crash while it is traced or "
+    "compiled, or need more memory than there is?"
+)
+"""For the message of an error: what to look for."""
 
 Receive = Callable[[str, FunctionManifest | None, bytes, bytes | memoryview], UnpackedFunction]
 """See `receive_function`."""
@@ -88,6 +95,37 @@ class FunctionCache(Protocol):
         """Removes a function whose content is not what its record says."""
 
 
+class DeadlyFunctions:
+    """Functions that ended the processes that built them. Thread-safe.
+
+    They are known by their code: what else is compiled of it, and with which options, may well
+    do the same.
+    """
+
+    def __init__(self) -> None:
+        self._fingerprints = BoundedDict[bytes, None](_MAX_DEADLY)
+
+    def add(self, described: Described) -> None:
+        """Adds one."""
+        self._fingerprints[described.code_fingerprint] = None
+
+    def __contains__(self, described: Described) -> bool:
+        return described.code_fingerprint in self._fingerprints
+
+    def check(self, function: Function) -> None:
+        """Checks that a function may be traced or compiled in this process.
+
+        Raises:
+            InternalError: when it may not.
+        """
+        if function.described in self:
+            raise InternalError(
+                f"{function.name} has ended the processes that built it, so it is built only where "
+                "that costs nobody else anything, and this was not possible now: the server's log "
+                f"says why. Call it again later, or mend it. {WHAT_ENDS_PROCESSES}"
+            )
+
+
 class FunctionReplaced(Exception):
     """What was kept of a function is in doubt; the next `Functions.obtain` has another one.
 
@@ -110,6 +148,9 @@ class Functions:
         receiving: opens what a client sends.
         permitting: checks the description of a function before anything else is done.
         confirming: whether clients are asked for what their functions are known to read.
+
+    Attributes:
+        deadly: those that are not traced in this process.
     """
 
     def __init__(
@@ -120,6 +161,7 @@ class Functions:
         permitting: PermissionCheck = permit_all,
         confirming: bool = True,
     ) -> None:
+        self.deadly = DeadlyFunctions()
         self._open = receiving
         self._permit = permitting
         self._program_cache = program_cache
@@ -190,12 +232,14 @@ class Functions:
         return function
 
     def unpack(self, function: Function, source: FunctionSource) -> None:
-        """Fills in the callable of a function that `obtain` returned.
+        """Fills in the callable of a function that `obtain` returned, which is to be traced here.
 
         Raises:
             FunctionReplaced: when what was kept of it is in doubt.
+            InternalError: when it must not be traced in this process.
             Exception: whatever unpacking raises, such as ImportError.
         """
+        self.deadly.check(function)
         manifest = function.described.manifest
         if function.unpacked is not None and function.unpacked.fits(manifest):
             return

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from jaxd_protocol.errors import InternalError
 from jaxd_protocol.messages.failures import ForwardedFailure
@@ -14,7 +13,8 @@ from jaxd_server.compilation.compiling.build_request import BuildRequest
 from jaxd_server.compilation.compiling.builds import check_not_abandoned, current_build
 from jaxd_server.compilation.compiling.compiler import Compiled, LoweredFunction
 from jaxd_server.compilation.disk_cache.programs import ProgramCache
-from jaxd_server.compilation.functions.table import FunctionSource
+from jaxd_server.compilation.functions.function import Function
+from jaxd_server.compilation.functions.table import WHAT_ENDS_PROCESSES, FunctionSource
 from jaxd_server.compilation.remote_build.builder_process import BuilderPool, BuilderProcess
 from jaxd_server.compilation.remote_build.messages import (
     BuildOrder,
@@ -32,7 +32,7 @@ from jaxd_server.compilation.remote_build.messages import (
     Request,
     sent_data,
 )
-from jaxd_server.jax_compat.lowered_transfer import NotTransferable
+from jaxd_server.jax_compat.lowered_transfer import NotTransferable, pack_lowered
 from jaxd_server.runtime.events import Emit, OutputOnce
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.user_code.client_process import Ask
@@ -55,19 +55,19 @@ class BuilderLoan:
 
     Args:
         builders: who lends them.
-        key: of the function.
-        name: of the function.
+        function: what is built.
 
     Attributes:
         builder: the one that there is now; None before the first question.
     """
 
-    def __init__(self, builders: BuilderPool, key: bytes, name: str) -> None:
+    def __init__(self, builders: BuilderPool, function: Function) -> None:
         self.builder: BuilderProcess | None = None
         self._builders = builders
-        self._key = key
-        self._name = name
-        self._deaths = int(key in builders.deadly)  # such a one is not forgiven again
+        self._function = function
+        self._deaths = int(
+            function.described in builders.deadly
+        )  # such a one is not forgiven again
 
     def close(self) -> None:
         """Gives it back."""
@@ -108,7 +108,7 @@ class BuilderLoan:
             request,
             emit,
             cancel_hook=hook,
-            may_stop=lambda: build is None or build.error is None,  # else it goes on, and is kept
+            grace_s=lambda: 0.0 if build is None else build.grace_s(),
             **more,
         )
         if not isinstance(reply, Ended):
@@ -116,8 +116,6 @@ class BuilderLoan:
         self.close()
         if reply.why == "stopped":
             raise Interrupted
-        if reply.why == "away" and self._builders.is_disabled:
-            raise _Away
         if reply.why == "died":
             self._count_death(reply.how)
         return None
@@ -125,15 +123,15 @@ class BuilderLoan:
     def _count_death(self, how: str) -> None:
         self._deaths += 1
         check_not_abandoned()
-        log_event("builder_lost", function=self._name, how=how, deaths=self._deaths)
+        name = self._function.name
+        log_event("builder_lost", function=name, how=how, deaths=self._deaths)
         if self._deaths < 2:
             return
-        self._builders.deadly[self._key] = None
+        self._builders.deadly.add(self._function.described)
         raise InternalError(
-            f"{self._name} ended the process that built it, and again when that was repeated in "
-            f"another one ({how}). The server and all that it has ready live on. Does the "
-            "function, or a library of its, call os._exit() or crash while it is traced or "
-            "compiled, or need more memory than there is?"
+            f"{name} ended the process that built it, and again when that was repeated in "
+            f"another one ({how}). The server and all that it has ready live on. "
+            f"{WHAT_ENDS_PROCESSES}"
         )
 
 
@@ -153,6 +151,7 @@ class RemoteBuild:
 
     Args:
         builders: records what became of it.
+        function: what is built.
         order: the request, without the code.
         source: whom to ask for the code.
         program_cache: where it may lie; None where nothing is kept.
@@ -162,6 +161,7 @@ class RemoteBuild:
     def __init__(
         self,
         builders: BuilderPool,
+        function: Function,
         order: BuildOrder,
         source: FunctionSource,
         program_cache: ProgramCache | None,
@@ -169,10 +169,11 @@ class RemoteBuild:
     ) -> None:
         self.order = order
         self._builders = builders
+        self._function = function
         self._source = source
         self._program_cache = program_cache
         self._emit = emit
-        self._loan = BuilderLoan(builders, order.key, order.described.name)
+        self._loan = BuilderLoan(builders, function)
         self._first: Lowered | None = None
 
     def close(self) -> None:
@@ -199,10 +200,13 @@ class RemoteBuild:
         """What comes of tracing it, in as many builders as that takes."""
         while True:
             builder = self._loan.borrow(self.order.described.fingerprint)
-            if self.order.described.fingerprint not in builder.known:
+            if self.order.described.fingerprint in builder.known:
+                order = self.order._replace(code=None)
+            else:
                 self.add_code()
+                order = self.order
             self._emit.begin_trace()
-            reply = self._loan.ask(self.order, self._emit, self._source.read)
+            reply = self._loan.ask(order, self._emit, self._source.read)
             if isinstance(reply, Lowered | Failed | Refused):  # a useless trace counts as well
                 self._builders.apply_side_effects(reply.side)
             if reply is not None:
@@ -241,6 +245,7 @@ class RemoteBuild:
 
     def hand_over(self) -> bytes:
         """See `Elsewhere`."""
+        self._builders.deadly.check(self._function)
         try:
             reply = self._loan.ask(HandOver(0), self._emit)
         except _Away:
@@ -300,21 +305,18 @@ class RemoteCompile:
     Args:
         builders: who lends one.
         request: what is built.
-        program: the name of the program.
-        pack: the lowered program as it is sent.
+        lowered: what this process has made of it.
     """
 
     def __init__(
         self,
         builders: BuilderPool,
         request: BuildRequest,
-        program: bytes,
-        pack: Callable[[], bytes],
+        lowered: LoweredFunction,
     ) -> None:
         self._builders = builders
         self._request = request
-        self._program = program
-        self._pack = pack
+        self._lowered = lowered
 
     def compile(self, device: int) -> Compiled | None:
         """See `Elsewhere`.
@@ -323,12 +325,13 @@ class RemoteCompile:
             Interrupted: when no call waited for it any longer.
             InternalError: when the program ended the processes that compiled it.
         """
-        function = self._request.function
-        loan = BuilderLoan(self._builders, function.key, function.name)
+        function, lowered = self._request.function, self._lowered
+        loan = BuilderLoan(self._builders, function)
         try:
-            packed = self._pack()
-            options = function.options
-            order = CompileOrder(0, packed, self._program, function.name, options, device)
+            packed = pack_lowered(lowered.lowered, lowered.obstacle)
+            order = CompileOrder(
+                0, packed, lowered.program, function.name, function.options, device
+            )
             while True:
                 reply = loan.ask(order, self._request.emit)
                 if reply is not None:
@@ -338,9 +341,10 @@ class RemoteCompile:
         finally:
             loan.close()
 
-    def hand_over(self) -> bytes:
-        """Not needed: this process has it."""
-        return self._pack()
+    def hand_over(self) -> Any:
+        """See `Elsewhere`."""
+        self._builders.deadly.check(self._request.function)
+        return self._lowered.lowered
 
 
 def _compiled(reply: Reply, builders: BuilderPool, name: str) -> Compiled | None:

@@ -23,6 +23,7 @@ from jaxd_protocol.errors import PackingError
 from jaxd_protocol.messages.failures import encode_failure
 from jaxd_protocol.messages.recorded_reads import ProcessRead
 from jaxd_server.compilation.compiling.builds import check_not_abandoned
+from jaxd_server.compilation.functions.table import DeadlyFunctions
 from jaxd_server.compilation.remote_build.messages import (
     BuildOrder,
     CancelBuild,
@@ -51,6 +52,10 @@ INTERRUPT_S: Final = 0.5
 """How long a trace that no call waits for has to end by itself; then its process is ended."""
 
 _MAX_WAIT_S: Final = 5.0
+
+_EOF_S: Final = 0.5
+"""A process that has ended has closed its end of the socket; reading what it had sent takes less
+than that. Then another one holds that end, such as one that it forked."""
 
 _START_TIMEOUT_S: Final = 60.0
 """A builder that takes longer to start is killed."""
@@ -103,7 +108,10 @@ class BuilderProcess:
         self._lock = threading.Lock()  # guards state, _waiting, _why; not held to send
         self._sending = threading.Lock()  # one message at a time
         self._connection: Connection | None = None
+        self._socket: socket.socket | None = None  # the same, to shut it down
         self._process: subprocess.Popen[bytes] | None = None
+        self._exited = threading.Event()  # set once the process has ended; it may not be reaped
+        self._reaping = threading.Lock()  # held to reap it, and to use its id: that of no other
         # One thread for as long as it lives: Linux kills it when the thread ends that started it.
         self._thread = threading.Thread(target=self._run, name="jaxd-builder", daemon=True)
         start_thread(self._thread)
@@ -135,7 +143,9 @@ class BuilderProcess:
     def give_way(self) -> None:
         """Has it compute only where no other process does. XLA's threads are under way already."""
         self.yields = True
-        with suppress(OSError, AttributeError):  # it has just ended; or there is no such thing
+        with self._reaping, suppress(OSError, AttributeError):  # where there is no such thing
+            if self._process is None or self._process.returncode is not None:
+                return
             for thread in os.listdir(f"/proc/{self.pid}/task"):
                 with suppress(ProcessLookupError):
                     os.sched_setscheduler(int(thread), os.SCHED_IDLE, os.sched_param(0))
@@ -146,7 +156,7 @@ class BuilderProcess:
         emit: Emit,
         read: Ask = _tells_nothing,
         cancel_hook: CancelHook = lambda hook: nullcontext(),
-        may_stop: Callable[[], bool] = lambda: True,
+        grace_s: Callable[[], float] = lambda: 0.0,
     ) -> Reply:
         """Sends a request and waits for the reply, without a limit.
 
@@ -155,7 +165,7 @@ class BuilderProcess:
             emit: takes the events of the build, in this thread.
             read: gives what the function reads of its client's process, in this thread.
             cancel_hook: registers what stops it once no call waits for it any longer.
-            may_stop: whether a compilation may be stopped then.
+            grace_s: seconds that a compilation may go on then.
         """
         number = next(self._numbers)
         inbox: queue.SimpleQueue[Event | ReadRequest | Reply] = queue.SimpleQueue()
@@ -175,7 +185,9 @@ class BuilderProcess:
         def on_abandoned() -> None:
             if traces:
                 self._interrupt(number)
-            elif may_stop():
+            elif left_s := grace_s():
+                process_timers.after(left_s, lambda: self.stop(number))
+            else:
                 self.stop(number)
 
         with cancel_hook(on_abandoned):
@@ -231,8 +243,9 @@ class BuilderProcess:
             self._thread.join(_MAX_WAIT_S)
 
     def _kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
+        with self._reaping:
+            if self._process is not None:
+                self._process.kill()
 
     def _run(self) -> None:
         try:
@@ -245,6 +258,8 @@ class BuilderProcess:
         except Exception:  # noqa: BLE001  an unreadable message: the next builder may be better
             log_event("builder_unreadable", level=logging.ERROR)
         finally:
+            if self._socket is not None:
+                self._socket.close()
             self._end()
 
     def _start(self) -> Connection:
@@ -265,7 +280,19 @@ class BuilderProcess:
                 ours.close()
                 log_event("builder_not_started", level=logging.WARNING, reason=str(error))
                 raise
-        return Connection(ours.detach())
+        connection = Connection(os.dup(ours.fileno()))
+        self._socket = ours
+        args = (self._process, ours)
+        threading.Thread(target=self._watch, args=args, name="jaxd-builder", daemon=True).start()
+        return connection
+
+    def _watch(self, process: subprocess.Popen[bytes], ours: socket.socket) -> None:
+        """Has the socket end with the process, whoever else holds the other end of it."""
+        _wait_for_exit(process)
+        self._exited.set()
+        self._thread.join(_EOF_S)
+        with suppress(OSError):
+            ours.shutdown(socket.SHUT_RDWR)
 
     def _listen(self, connection: Connection) -> None:
         with connection:
@@ -314,16 +341,28 @@ class BuilderProcess:
         """Collects the process."""
         if self._process is None:
             return "it could not be started"
-        try:
-            code = self._process.wait(_MAX_WAIT_S)
-        except subprocess.TimeoutExpired:  # it has only closed its end
-            self._process.kill()
+        if not self._exited.wait(_MAX_WAIT_S):  # it has only closed its end
+            self._kill()
+            self._exited.wait(_MAX_WAIT_S)
+        with self._reaping:
             code = self._process.wait()
         return f"exit code {code}" if code >= 0 else f"signal {-code}"
 
 
+def _wait_for_exit(process: subprocess.Popen[bytes]) -> None:
+    if not hasattr(os, "waitid"):  # macOS before Python 3.13
+        process.wait()
+        return
+    with suppress(ChildProcessError):  # another thread has reaped it
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+
+
 _MAX_KEYS: Final = 10_000
 _MAX_FAILED_STARTS: Final = 3
+
+_PAUSE_S: Final = 0.5
+_MAX_PAUSE_S: Final = 60.0
+"""After that many another start is tried once a pause, each twice as long as the last one."""
 
 _SPARE_AFTER_S: Final = 0.2
 """While a build takes no longer, the builder that has it is soon there for the next one."""
@@ -356,27 +395,27 @@ class BuilderPool:
     Args:
         counters: to which the counts of a builder are added.
         packages: to which the imports of a builder are added.
+        deadly: functions that crash the process that builds them.
         start: starts a builder.
         lifetime: when one is replaced or ended.
         clock: seconds that only grow.
 
     Attributes:
         refused: functions that are never built in another process.
-        deadly: functions that crash the process that builds them: the worker never does.
-        is_disabled: whether no builder is started any longer.
+        deadly: the same.
     """
 
     def __init__(
         self,
         counters: Counters,
         packages: ImportedPackages,
+        deadly: DeadlyFunctions,
         start: Callable[[], BuilderProcess],
         lifetime: Lifetime = USUAL_LIFETIME,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.refused = BoundedDict[bytes, None](_MAX_KEYS)
-        self.deadly = BoundedDict[bytes, None](_MAX_KEYS)
-        self.is_disabled = False
+        self.deadly = deadly
         self._counters = counters
         self._packages = packages
         self._start = start
@@ -384,11 +423,14 @@ class BuilderPool:
         self._clock = clock
         self._idle: list[BuilderProcess] = []  # the one used last is at the end
         self._lent: list[BuilderProcess] = []
-        self._failed_starts = 0
-        self._lock = threading.Lock()  # guards these three and is_disabled
+        self._new: list[BuilderProcess] = []  # whose start has not ended yet, well or not
+        self._failed_starts = 0  # one after the other
+        self._retry_at = 0.0  # when another one may be tried, if that are too many
+        self._is_closed = False
+        self._lock = threading.Lock()  # guards all of these
 
     def lend(self, fingerprint: bytes = b"", *, unused: bool = False) -> BuilderProcess | None:
-        """A builder for the caller alone, once it has started; None: there is none any more.
+        """A builder for the caller alone, once it has started; None: there is none now.
 
         Args:
             fingerprint: of a function; one that has its code is preferred.
@@ -423,19 +465,22 @@ class BuilderPool:
 
     def _take(self, fingerprint: bytes, *, unused: bool) -> BuilderProcess | None:
         with self._lock:
-            self._sort_out()
-            if self.is_disabled:
+            if not self._may_lend():
                 return None
             suited = [one for one in self._idle if not (unused and one.builds)]
+            if self._starts_fail:
+                suited = [one for one in suited if one.state == "ready"]
             best = max(
                 suited,
                 key=lambda one: (fingerprint in one.known, one.state == "ready"),
                 default=None,
             )
-            if best is None:
-                best = self._start()
-            else:
+            if best is not None:
                 self._idle.remove(best)
+            elif self._starts_fail:
+                return None
+            else:
+                best = self._begin_start()
             best.since = self._clock()
             self._lent.append(best)
             return best
@@ -450,16 +495,16 @@ class BuilderPool:
             builder.end()
         with self._lock:
             self._lent.remove(builder)
-            if builder.state == "ended":
-                self._count_start(builder)
-            elif not is_spent and not self.is_disabled:
+            if not is_spent and not self._is_closed:
                 builder.since = self._clock()
                 self._idle.append(builder)
+            self._sort_out()
 
-    def knows(self, fingerprint: bytes) -> bool:
-        """Whether a builder has the code of a function."""
+    def all_know(self, fingerprint: bytes) -> bool:
+        """Whether whichever builder is lent next has the code of a function."""
         with self._lock:
-            return any(fingerprint in one.known for one in (*self._idle, *self._lent))
+            there = (*self._idle, *self._lent)
+            return bool(there) and all(fingerprint in one.known for one in there)
 
     @property
     def is_ready(self) -> bool:
@@ -467,19 +512,24 @@ class BuilderPool:
         with self._lock:
             return any(one.state == "ready" for one in self._idle)
 
+    def can_lend(self) -> bool:
+        """Whether a build may be given to a builder: not while they cannot be started.
+
+        Then another start is tried now and then, which nobody waits for.
+        """
+        with self._lock:
+            return self._may_lend()
+
     def start_spare(self) -> None:
         """Starts one if there is none, or none but such as have been at work for long."""
         with self._lock:
-            self._sort_out()
             now = self._clock()
-            if self.is_disabled or self._idle:
+            if not self._may_lend() or self._starts_fail or self._idle:
                 return
             if all(
                 one.state != "starting" and now - one.since > _SPARE_AFTER_S for one in self._lent
             ):
-                spare = self._start()
-                spare.since = now
-                self._idle.append(spare)
+                self._idle.append(self._begin_start())
 
     def end_idle(self, keep: int) -> None:
         """Ends those that nobody has needed for long, but for the `keep` that were used last."""
@@ -492,22 +542,52 @@ class BuilderPool:
             one.end()
 
     def _sort_out(self) -> None:
-        """Forgets those that have ended. The lock is held."""
-        for one in [one for one in self._idle if one.state == "ended"]:
-            self._idle.remove(one)
-            self._count_start(one)
+        """Forgets those that have ended, and learns which have started. The lock is held."""
+        self._idle = [one for one in self._idle if one.state != "ended"]
+        settled = [one for one in self._new if one.state != "starting"]
+        self._new = [one for one in self._new if one not in settled]
+        for one in settled:
+            if one.was_ready and self._starts_fail:
+                log_event("builders_start_again")
+            if one.was_ready:
+                self._failed_starts = 0
+            elif one.has_failed:
+                self._count_failed_start()
 
-    def _count_start(self, ended: BuilderProcess) -> None:
-        """Counts builders that ended without ever having started. The lock is held."""
-        self._failed_starts = self._failed_starts + 1 if ended.has_failed else 0
-        if self._failed_starts >= _MAX_FAILED_STARTS and not self.is_disabled:
-            log_event("builder_given_up", level=logging.WARNING)
-            self.is_disabled = True
+    def _count_failed_start(self) -> None:
+        self._failed_starts += 1
+        over = self._failed_starts - _MAX_FAILED_STARTS
+        if over == 0:
+            log_event("builders_do_not_start", level=logging.WARNING)
+        if over >= 0:
+            self._retry_at = self._clock() + min(_MAX_PAUSE_S, _PAUSE_S * 2 ** min(over, 10))
+
+    @property
+    def _starts_fail(self) -> bool:
+        return self._failed_starts >= _MAX_FAILED_STARTS
+
+    def _may_lend(self) -> bool:
+        """See `can_lend`. The lock is held."""
+        self._sort_out()
+        if self._is_closed:
+            return False
+        if not self._starts_fail:
+            return True
+        if not self._new and self._clock() >= self._retry_at:
+            self._idle.append(self._begin_start())
+        return any(one.state == "ready" for one in self._idle)
+
+    def _begin_start(self) -> BuilderProcess:
+        """A builder that starts. The lock is held."""
+        builder = self._start()
+        builder.since = self._clock()
+        self._new.append(builder)
+        return builder
 
     def close(self) -> None:
         """Ends all builders; there are none after that."""
         with self._lock:
-            self.is_disabled = True
+            self._is_closed = True
             left, self._idle = [*self._idle, *self._lent], []
         for one in left:
             one.end()

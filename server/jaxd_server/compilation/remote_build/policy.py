@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Final, Literal
 
 from jaxd_server.compilation.compiling.build_request import BuildRequest
 from jaxd_server.compilation.compiling.compiler import LoweredFunction
 from jaxd_server.compilation.disk_cache.programs import ProgramCache
 from jaxd_server.compilation.disk_cache.records import call_name
+from jaxd_server.compilation.functions.function import Function
+from jaxd_server.compilation.functions.table import DeadlyFunctions
 from jaxd_server.compilation.remote_build.build_job import (
     RemoteBuild,
     RemoteCompile,
@@ -29,7 +30,6 @@ from jaxd_server.compilation.remote_build.builder_process import (
     Lifetime,
 )
 from jaxd_server.jax_compat.lowered import has_operations
-from jaxd_server.jax_compat.lowered_transfer import pack_lowered
 from jaxd_server.runtime.counters import Counters
 from jaxd_server.runtime.imported_packages import ImportedPackages
 
@@ -54,6 +54,7 @@ class BuildPolicy:
         packages: to which the imports of builders are added. Where they have changed, a builder is
             the process that has the new ones.
         program_cache: where packed functions are found; None where nothing is kept.
+        deadly: functions that crash the process that builds them: to be recorded there.
         start: starts a builder.
         lifetime: when a builder is replaced or ended.
     """
@@ -65,6 +66,7 @@ class BuildPolicy:
         counters: Counters,
         packages: ImportedPackages,
         program_cache: ProgramCache | None,
+        deadly: DeadlyFunctions,
         start: Callable[[], BuilderProcess],
         lifetime: Lifetime = USUAL_LIFETIME,
     ) -> None:
@@ -72,7 +74,7 @@ class BuildPolicy:
         self._is_shared = is_shared
         self._packages = packages
         self._program_cache = program_cache
-        self._builders = BuilderPool(counters, packages, start, lifetime)
+        self._builders = BuilderPool(counters, packages, deadly, start, lifetime)
 
     def start(self) -> None:
         """Starts a builder now if every build goes there."""
@@ -101,7 +103,7 @@ class BuildPolicy:
             Exception: what asking the client raises.
         """
         builders, function = self._builders, request.function
-        if not self._traces_there(function.key) or function.key in builders.refused:
+        if not self._traces_there(function) or function.key in builders.refused:
             return None
         name = call_name(function, request.arguments)
         # a call without a name may differ in another process
@@ -109,9 +111,9 @@ class BuildPolicy:
         if order is None:
             return None
         remote_build = RemoteBuild(
-            builders, order, request.source, self._program_cache, request.emit
+            builders, function, order, request.source, self._program_cache, request.emit
         )
-        if not builders.knows(order.described.fingerprint):
+        if not builders.all_know(order.described.fingerprint):
             remote_build.add_code()  # before it has its turn: the client may take a while
         return remote_build
 
@@ -124,25 +126,25 @@ class BuildPolicy:
         """
         if lowered.obstacle is not None or not self._compiles_there(lowered):
             return lowered
-        pack = partial(pack_lowered, lowered.lowered, lowered.obstacle)
-        elsewhere = RemoteCompile(self._builders, request, lowered.program, pack)
+        elsewhere = RemoteCompile(self._builders, request, lowered)
         return replace(lowered, elsewhere=elsewhere)
 
     def close(self) -> None:
         """Ends the builders."""
         self._builders.close()
 
-    def _traces_there(self, key: bytes) -> bool:
-        gains = self._packages.have_changed or self._is_shared() or key in self._builders.deadly
+    def _traces_there(self, function: Function) -> bool:
+        is_deadly = function.described in self._builders.deadly
+        gains = self._packages.have_changed or self._is_shared() or is_deadly
         wanted = self._build_in == "builder" or (self._build_in == "auto" and gains)
-        return wanted and not self._builders.is_disabled
+        return wanted and self._builders.can_lend()
 
     def _compiles_there(self, lowered: LoweredFunction) -> bool:
-        if self._build_in == "worker" or self._builders.is_disabled:
+        if self._build_in == "worker":
             return False
         if self._build_in == "builder" or self._is_shared():
-            return True
-        if not has_operations(lowered.lowered, _MANY):
+            return self._builders.can_lend()
+        if not has_operations(lowered.lowered, _MANY) or not self._builders.can_lend():
             return False
         if self._builders.is_ready or has_operations(lowered.lowered, _VERY_MANY):
             return True

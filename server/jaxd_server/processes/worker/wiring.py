@@ -24,6 +24,7 @@ from jaxd_server.compilation.executable_source import BuildQuota, ExecutableSour
 from jaxd_server.compilation.executables import Executables
 from jaxd_server.compilation.functions.table import Functions
 from jaxd_server.compilation.history.build_history import KnownFunctions, belongs_to
+from jaxd_server.compilation.program_source import Preloader
 from jaxd_server.compilation.remote_build.builder_process import BuilderProcess
 from jaxd_server.compilation.remote_build.policy import BuildPolicy
 from jaxd_server.config.options import ServerOptions
@@ -45,7 +46,7 @@ from jaxd_server.processes.worker.retirement import (
     Renewal,
 )
 from jaxd_server.processes.worker.status import WorkerStatus, memory_in_use
-from jaxd_server.rpc.endpoint import Endpoint
+from jaxd_server.rpc.endpoint import ClientExits, Endpoint
 from jaxd_server.rpc.flow_control import Backlog, CallBudget
 from jaxd_server.rpc.inflight_calls import CallPolicy
 from jaxd_server.rpc.services.admin import AdminService
@@ -93,6 +94,7 @@ class _Compilation(NamedTuple):
     compiler: Compiler
     building: BuildPolicy
     source: ExecutableSource
+    preloader: Preloader
 
 
 def _compilation(
@@ -130,13 +132,36 @@ def _compilation(
         counters,
         packages,
         program_cache,
+        functions.deadly,
         lambda: BuilderProcess(options.log_format, can_unpack),
     )
     quota = BuildQuota(options.principal_build_s)
     source = ExecutableSource(
         functions, compiler, counters, program_cache, building, quota, packages
     )
-    return _Compilation(packages, program_cache, functions, executables, compiler, building, source)
+    preloader = _preloader(options, source, program_cache, executables, reclaimer)
+    return _Compilation(
+        *(packages, program_cache, functions, executables, compiler, building, source, preloader)
+    )
+
+
+def _preloader(
+    options: ServerOptions,
+    source: ExecutableSource,
+    program_cache: ProgramCache | None,
+    executables: Executables,
+    reclaimer: Reclaimer,
+) -> Preloader:
+    preloader = Preloader(
+        source.programs,
+        program_cache,
+        options.preload,
+        sizing.limits(options),
+        lambda: (one.program for one in executables.all()),
+        reclaimer.relieve,
+    )
+    reclaimer.register(preloader)
+    return preloader
 
 
 def _package_monitor(
@@ -242,15 +267,14 @@ class WorkerComponents:
         accounts = Accounts(options)
         self._connected_accounts = ConnectedAccounts(accounts, self._forget, share=True)
         self._authenticator_at = authenticator_factory(options, accounts)
-        self._counters = counters
-        reclaimer = Reclaimer(options.map_share)
-        self._memory_loss = earlier.memory_loss
+        self._counters, reclaimer = counters, Reclaimer(options.map_share)
         self.values = _values(options, recorder, reclaimer, earlier.memory_loss)
         self.devices = Devices(options.devices_per_session)
         self._pressure = MemoryPressure(reclaimer, options.memory_share, device=device_use)
         self._sessions = Sessions(
             options.session_grace_s, self.values, devices=self.devices, counts=self._counts_of
         )
+        self._client_exits = ClientExits()
         admission, has_values = Admission(), self.values.has_only_copies
         self._abandoned_work = AbandonedWork(admission, options.stop_grace_s, has_values, replace)
         compilation = _compilation(
@@ -260,7 +284,8 @@ class WorkerComponents:
             self._abandoned_work.add,
             lambda: self._sessions.connections > 1,
         )
-        self._building, self._program_cache = compilation.building, compilation.program_cache
+        self._building, self._preloader = compilation.building, compilation.preloader
+        self._program_cache = compilation.program_cache
         self._package_monitor = _package_monitor(compilation, admission, renewal, has_values)
         self.pipeline = _pipeline(
             compilation,
@@ -276,7 +301,7 @@ class WorkerComponents:
         )
         self._gc_scheduler = GcScheduler(admission, self._mark_used, self._poll)
         self._marked_at = time.monotonic()
-        self._worker_context = self._rpc(options, compilation, report)
+        self._worker_context = self._rpc(options, compilation, report, earlier.memory_loss)
         self.status = WorkerStatus(
             self._worker_context,
             self._sessions,
@@ -291,6 +316,7 @@ class WorkerComponents:
         options: ServerOptions,
         compilation: _Compilation,
         report: Callable[[str, str], dict[str, Any]],
+        loss: MemoryLoss | None,
     ) -> WorkerContext:
         return WorkerContext(
             pipeline=self.pipeline,
@@ -308,7 +334,7 @@ class WorkerComponents:
             devices=lambda own: {"devices": self.devices.report(self._sessions.all(), own)},
             policy=CallPolicy(self.pipeline.cancelled_reply, options.max_call_s, self._count_ended),
             backlog=Backlog(options.max_calls, options.call_share),
-            memory_loss=self._memory_loss,
+            memory_loss=loss,
         )
 
     def heaviest(self) -> dict[str, Any] | None:
@@ -332,6 +358,7 @@ class WorkerComponents:
         """Starts the threads of the process; to be called once, when all modules are imported."""
         self._gc_scheduler.start()
         self._building.start()
+        self._preloader.start()
 
     def endpoint(
         self, sock: socket.socket, address: Address, welcome: Callable[[], dict[str, Any]]
@@ -342,13 +369,14 @@ class WorkerComponents:
             admits = HandoverReceiver(self._principal)
         return Endpoint(
             *(sock, address, admits, self._sessions, self._worker_context, welcome),
-            self._connected_accounts,
+            *(self._client_exits, self._connected_accounts),
         )
 
     def drain(self) -> None:
         """Refuses new calls, finishes the running ones, and waits until their replies are sent."""
         self.pipeline.admission.drain()
         self._worker_context.budget.idle.wait()
+        self._preloader.stop()
         self._building.close()
         if self._program_cache is not None:
             self._mark_used()
@@ -383,6 +411,7 @@ class WorkerComponents:
 
     def _poll(self) -> None:
         """Checks that are due several times a second."""
+        self._client_exits.poll()
         self._sessions.poll()
         self._building.poll()
         self._pressure.poll()

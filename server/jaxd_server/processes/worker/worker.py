@@ -59,7 +59,7 @@ def main() -> None:
         worker.stop.set,
         worker.handle_order,
     )
-    allow_files(options.max_connections)
+    allow_files(2 * options.max_connections)  # of a client its connection, and its process
     if argument.get("stands_by"):
         _stand_by(worker, host_channel)
     else:

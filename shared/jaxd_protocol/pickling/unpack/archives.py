@@ -11,6 +11,7 @@ import sys
 import threading
 from collections import ChainMap
 from collections.abc import Callable, Mapping
+from functools import partial, update_wrapper
 from importlib.util import resolve_name
 from types import CodeType, ModuleType
 from typing import Any, Final
@@ -18,12 +19,14 @@ from weakref import WeakValueDictionary
 
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.data_model import Archive, Name, Source
+from jaxd_protocol.fingerprint.function_wrapper import FunctionWrapper
 from jaxd_protocol.fingerprint.guards import MISSING
 from jaxd_protocol.fingerprint.local_archives import IMPORTLIB, archive_of, archived_id, look_up
 from jaxd_protocol.packages.distributions import Package
 from jaxd_protocol.pickling.unpack.content_table import content_table
 from jaxd_protocol.pickling.unpack.patched_modules import PatchedModule
 from jaxd_protocol.pickling.unpack.private_modules import NotShipped, PrivateModules
+from jaxd_protocol.pytree.padding import BucketOption, pad_in_trace, padding_of
 
 
 class UnpackedArchive(PrivateModules):
@@ -115,9 +118,28 @@ class UnpackedArchive(PrivateModules):
         return super().special(module)
 
 
-def _undecorated(function: Any = None, /, **_: Any) -> Any:
-    """`persistent_call` on the server, where a persistent function is the function itself."""
-    return (lambda each: each) if function is None else function
+class _PaddedFunction(FunctionWrapper):
+    """A function whose arguments are padded where another one calls it."""
+
+    def __init__(self, function: Callable[..., Any], bucket: BucketOption) -> None:
+        update_wrapper(self, function)
+        self.__wrapped__ = function
+        self._padding = padding_of(function, bucket)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls it."""
+        args, kwargs = pad_in_trace(self._padding, args, kwargs)
+        return self.__wrapped__(*args, **kwargs)
+
+
+def _undecorated(function: Any = None, /, *, bucket: Any = None, **_: Any) -> Any:
+    """`persistent_call` on the server, where a persistent function is the function itself.
+
+    One whose arrays are padded pads them where another function calls it.
+    """
+    if function is None:
+        return partial(_undecorated, bucket=bucket)
+    return _PaddedFunction(function, bucket) if bucket else function
 
 
 _archives: Final[WeakValueDictionary[bytes, UnpackedArchive]] = WeakValueDictionary()

@@ -52,9 +52,11 @@ def test_a_call_lasts_as_long_as_the_packages_that_it_has_run(
     site.install("shelf_loaded", "2", {"shelf_loaded.py": "22"})
     changed_since_first_seen()
     assert program_cache._environments.is_current(kept.environment)
+    assert list(program_cache.recent_programs()) == [kept.program]
     site.install("shelf_used", "2", {"shelf_used.py": "22"})
     changed_since_first_seen()
     assert not program_cache._environments.is_current(kept.environment)
+    assert list(program_cache.recent_programs()) == []
     assert program_cache.find(function_in(harness, source), name) is None
     assert not program_cache.has(name)
     assert name in program_cache.calls()

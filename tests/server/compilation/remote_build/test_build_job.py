@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from jaxd_protocol.errors import InternalError
+from jaxd_protocol.errors import DeadlineExceeded, InternalError
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.messages.failures import ForwardedFailure, encode_failure
 from jaxd_protocol.packages.distributions import package_of
+from jaxd_server.compilation.compiling import builds
 from jaxd_server.compilation.compiling.compiler import Compiled, Compiler, LoweredFunction
 from jaxd_server.compilation.remote_build import build_job as module
 from jaxd_server.compilation.remote_build.messages import (
@@ -30,8 +34,10 @@ from jaxd_server.jax_compat.programs import serialized
 from jaxd_server.runtime.counters import Counters
 from jaxd_server.runtime.events import SILENT
 from jaxd_server.user_code.interrupt import Interrupted
-from tests.server.fake_builder import NOTHING, BuildScenario, FakeBuilder, refused
-from tests.server.in_process import Source
+from tests.end_to_end.test_builders import compiles_for_ever
+from tests.server.fake_builder import NOTHING, BuildScenario, FakeBuilder, X, refused
+from tests.server.in_process import InProcessServer, Source
+from tests.server.staging import until
 
 
 def orders(builder: FakeBuilder) -> list[BuildOrder]:
@@ -57,6 +63,29 @@ def test_the_code_is_sent_once(source: Source) -> None:
         scenario.answered(source, failed)
     assert orders(scenario.builders[0])[-1].code is None
     assert source.asked.count("code") == asked
+
+
+def test_the_code_is_fetched_before_the_build_has_its_turn(source: Source) -> None:
+    """Its client may take a while, and others would wait; but not where each builder has it."""
+    scenario = BuildScenario()
+    pool = scenario.building._builders
+    for builder in [pool.lend(), pool.lend()]:
+        assert builder is not None
+        pool.give_back(builder)
+    scenario.builders[0].known.add(source.fingerprint)
+    scenario.request(source)
+    asked = source.asked.count("code")
+    remote_build = scenario.remote_build(source)
+    assert source.asked.count("code") == asked + 1
+    assert remote_build is not None
+    scenario.builders[0].replies = [refused(always=False)]
+    assert remote_build.lower() is None  # by the one that has it, and is not sent it again
+    remote_build.close()
+    assert [order.code for order in orders(scenario.builders[0])] == [None]
+    for one in scenario.builders:
+        one.known.add(source.fingerprint)
+    assert scenario.remote_build(source) is not None
+    assert source.asked.count("code") == asked + 1
 
 
 def test_large_pickled_arguments_are_not_sent_twice(
@@ -194,7 +223,7 @@ def test_only_what_ends_a_second_builder_is_guilty(
     if guilty:
         with pytest.raises(InternalError, match=r"in another one \(signal 11\)"):
             build()
-        assert source.key in scenario.building._builders.deadly
+        assert source.describe(source.key) in scenario.functions.deadly
     else:
         assert build() is reply.compiled
     remote_build.close()
@@ -230,7 +259,28 @@ def test_a_build_whose_builder_was_ended_for_it_is_given_up(source: Source) -> N
     scenario = BuildScenario()
     with pytest.raises(Interrupted):
         scenario.answered(source, Ended("signal 9", "stopped"))
-    assert source.key not in scenario.building._builders.deadly
+    assert source.describe(source.key) not in scenario.functions.deadly
+
+
+def test_a_builder_compiles_for_a_limited_time_although_no_call_may_wait(
+    open_in_process_server: Callable[..., InProcessServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is done by then is kept; what takes longer would hold its place for ever."""
+    monkeypatch.setattr(builds, "OVERDUE_FACTOR", 2)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+    server = open_in_process_server(max_build_s=1.0, build_in="builder")
+    pool = server.parts._building._builders
+    pool.start_spare()
+    until(lambda: pool.is_ready)
+    (builder,) = pool._idle
+    with pytest.raises(DeadlineExceeded, match="in a builder for up to 2 s"):
+        server.client().persistent_call(compiles_for_ever)(X)
+    assert builder.state == "ready"
+    assert pool._lent == [builder]
+    until(lambda: builder.state == "ended")
+    until(lambda: not pool._lent)
+    assert server.parts.status.now()["left_behind"] == []
+    pool.close()
 
 
 def test_an_order_that_was_not_taken_is_given_to_another_one(source: Source) -> None:

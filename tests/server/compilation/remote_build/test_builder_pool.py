@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
 
+from jaxd_server.compilation.functions.table import DeadlyFunctions
 from jaxd_server.compilation.remote_build.builder_process import (
     USUAL_LIFETIME,
     BuilderPool,
@@ -18,17 +20,24 @@ from tests.server.in_process import Source
 
 
 class Scenario:
-    """A pool with fakes, and a clock that stands still."""
+    """A pool with fakes, and a clock that stands still.
+
+    Attributes:
+        next: states of those that are started next; `ready` after that.
+    """
 
     def __init__(self, lifetime: Lifetime = USUAL_LIFETIME) -> None:
         self.now = 100.0
         self.started: list[Any] = []
+        self.next: list[str] = []
         self.pool = BuilderPool(
-            Counters(), ImportedPackages(), self._start, lifetime, lambda: self.now
+            *(Counters(), ImportedPackages(), DeadlyFunctions(), self._start),
+            *(lifetime, lambda: self.now),
         )
 
     def _start(self) -> Any:
-        self.started.append(FakeBuilder())
+        state = self.next.pop(0) if self.next else "ready"
+        self.started.append(FakeBuilder(state))
         return self.started[-1]
 
     def lend(self, *args: Any, **kwargs: Any) -> Any:
@@ -120,8 +129,8 @@ def test_a_spare_is_started_when_all_are_at_work_for_long() -> None:
     assert len(scenario.started) == 2
 
 
-def test_a_builder_that_never_comes_up_is_given_up() -> None:
-    """After three times all is built in the worker."""
+def test_nobody_waits_for_builders_that_do_not_start() -> None:
+    """After three times builds go to the worker."""
     source = Source(lambda x: x * 2 + 1)
     scenario = BuildScenario("builder")
     scenario.next = [FakeBuilder("ended") for _ in range(9)]
@@ -130,6 +139,52 @@ def test_a_builder_that_never_comes_up_is_given_up() -> None:
     assert remote_build.lower() is None
     assert len(scenario.builders) == 3
     assert scenario.remote_build(source) is None
+
+
+def test_starts_that_fail_are_tried_again_with_growing_pauses(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """In the background, however often a build asks; then all is as before, and told once."""
+    caplog.set_level(logging.INFO)
+    scenario = Scenario()
+    scenario.next = ["ended"] * 9
+    assert scenario.lend() is None
+    assert len(scenario.started) == 3
+    for pause in (0.5, 1, 2, 4, 8, 16):
+        scenario.now += pause - 0.1
+        assert not scenario.pool.can_lend()
+        scenario.now += 0.1
+        started = len(scenario.started)
+        for _ in range(2):
+            assert not scenario.pool.can_lend()
+            assert scenario.lend() is None
+            scenario.pool.start_spare()
+        assert len(scenario.started) == started + 1
+    scenario.next = ["starting"]
+    scenario.now += 32
+    assert not scenario.pool.can_lend()
+    assert scenario.lend() is None
+    scenario.started[-1].wait()
+    assert scenario.pool.can_lend()
+    assert scenario.lend() is scenario.started[-1]
+    assert len({id(scenario.lend()) for _ in range(3)}) == 3
+    told = [record.message for record in caplog.records if "builders_" in record.message]
+    assert len(told) == 2
+    assert "builders_do_not_start" in told[0]
+    assert "builders_start_again" in told[1]
+
+
+def test_a_pause_has_an_end() -> None:
+    """Of a minute, however often it failed."""
+    scenario = Scenario()
+    scenario.next = ["ended"] * 100
+    assert scenario.lend() is None
+    for _ in range(50):
+        scenario.now += 60
+        started = len(scenario.started)
+        for _ in range(2):  # that the start has failed is learned by the second one
+            assert not scenario.pool.can_lend()
+        assert len(scenario.started) == started + 1
 
 
 def test_closing_ends_the_builders_for_good() -> None:

@@ -17,9 +17,10 @@ from jaxd_server.compilation.remote_build import builder_process
 from jaxd_server.compilation.remote_build.builder_process import BuilderProcess
 from jaxd_server.compilation.remote_build.messages import BuildOrder, Ended, Outdated, Reply
 from jaxd_server.runtime.events import SILENT
+from tests.server.staging import until
 
 FAKE = """
-import json, os, sys, threading, types
+import contextlib, json, os, sys, threading, types
 from collections import namedtuple
 from multiprocessing.connection import Connection
 for module, name, value in (  # which import jax, and all that is needed of them is this
@@ -46,6 +47,15 @@ while True:
         break
     if order.described.name == "exit":
         os._exit(3)
+    elif order.described.name in ("fork", "answer and fork"):
+        if os.fork() == 0:  # and holds the socket until the worker closes it
+            with contextlib.suppress(EOFError):
+                connection.recv()
+            os._exit(0)
+        if order.described.name != "fork":
+            connection.send(Outdated(order.number, [order.described.name]))
+        os.write(connection.fileno(), b"\\0\\0")  # the beginning of a message
+        os._exit(4)
     elif order.described.name == "close":
         connection.close()
         threading.Event().wait()
@@ -94,7 +104,7 @@ class Asking(threading.Thread):
     """
 
     def __init__(self, builder: BuilderProcess, name: str) -> None:
-        super().__init__()
+        super().__init__(daemon=True)
         self.reply: Reply | None = None
         self.told = threading.Event()
         self._builder = builder
@@ -148,6 +158,20 @@ def test_an_exit_ends_the_order_that_was_worked_at(start: Start) -> None:
     assert builder.ask(order("exit"), SILENT) == Ended("exit code 3", "died")
     assert builder.state == "ended"
     assert builder.was_ready
+
+
+@pytest.mark.parametrize("name", ["fork", "answer and fork"])
+def test_its_end_is_seen_although_a_process_that_it_forked_lives_on(
+    name: str, start: Start
+) -> None:
+    """It holds the other end of the socket. What was sent before the end has arrived."""
+    builder = start()
+    assert builder.wait()
+    asking = Asking(builder, name)
+    asking.join(30)
+    expected = Ended("exit code 4", "died") if name == "fork" else Outdated(1, [name])
+    assert asking.reply == expected
+    until(lambda: builder.state == "ended")
 
 
 def test_a_signal_ends_all_orders(start: Start) -> None:
@@ -204,6 +228,22 @@ def test_a_request_is_stopped_by_ending_the_process(start: Start) -> None:
     held.join(30)
     assert held.reply == Ended("signal 9", "stopped")
     assert builder.ask(order("late"), SILENT) == Ended("it was not running", "away")
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="the system has no such priority")
+def test_one_that_has_ended_gives_no_way(start: Start) -> None:
+    """Its process id may be that of another process by now."""
+    builder, other = start(), start()
+    assert builder.wait()
+    assert other.wait()
+    builder.close()
+    assert builder._process is not None
+    assert other.pid is not None
+    builder._process.pid = other.pid
+    builder.give_way()
+    assert os.sched_getscheduler(other.pid) == os.SCHED_OTHER
+    other.give_way()
+    assert os.sched_getscheduler(other.pid) == os.SCHED_IDLE
 
 
 def test_one_that_is_ended_while_it_starts_has_not_failed(start: Start) -> None:

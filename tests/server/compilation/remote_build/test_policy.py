@@ -10,10 +10,13 @@ import pytest
 
 from jaxd_protocol.errors import InternalError
 from jaxd_protocol.packages.distributions import Package
+from jaxd_server.compilation.compiling.compiler import Compiled, Compiler
+from jaxd_server.compilation.executable_source import ExecutableSource
 from jaxd_server.compilation.remote_build import policy
-from jaxd_server.compilation.remote_build.messages import Ended
+from jaxd_server.compilation.remote_build.messages import Built, Ended, Lowered, Outdated
 from jaxd_server.compilation.remote_build.policy import BuildIn
-from tests.server.fake_builder import BuildScenario, FakeBuilder, X, refused
+from jaxd_server.jax_compat.programs import Serialized
+from tests.server.fake_builder import NOTHING, BuildScenario, FakeBuilder, X, refused
 from tests.server.in_process import Source
 
 
@@ -159,6 +162,40 @@ def test_what_ended_two_builders_is_never_traced_here_after_that(source: Source)
     with pytest.raises(InternalError):
         remote_build.lower()
     assert len(scenario.builders) == 3
+
+
+@pytest.mark.parametrize(
+    "case", ["no builder", "refused", "outdated", "no name", "refused to compile", "not loaded"]
+)
+def test_what_ended_two_builders_is_never_built_here_whatever_a_builder_says(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its caller is told; the worker does not even trace it."""
+    scenario, source = BuildScenario("auto", shared=False), Source(lambda x: x * 2 + 1)
+    request, mine = scenario.lowered_here(source)
+    form = mine.form
+    lowered = Lowered(1, mine.program, form.skeleton, form.order, 0.25, (), (), NOTHING)
+    written = Compiled(Serialized(b"", 0, 0, ()), 0.5, is_bound=False)
+    replies: dict[str, list[Any]] = {
+        "refused": [refused(always=True)],
+        "outdated": [Outdated(1, ["numpy was changed"])],
+        "refused to compile": [lowered, refused(always=False)],
+        "not loaded": [lowered, Built(1, written, NOTHING)],
+    }
+    scenario.next = [FakeBuilder("ended" if case == "no builder" else "ready") for _ in range(3)]
+    scenario.next[0].replies = replies.get(case, [])
+    if case == "no name":
+        monkeypatch.setattr(policy, "call_name", lambda function, arguments: None)
+    scenario.functions.deadly.add(source.describe(source.key))
+    compiler = Compiler(scenario.counters, 1)
+    maker = ExecutableSource(
+        scenario.functions, compiler, scenario.counters, building=scenario.building
+    )
+    with pytest.raises(InternalError, match="built only where"):
+        maker.make(request)
+    compiler.close()
+    counts = scenario.counters.snapshot()
+    assert (counts["traces"], counts["compiles"]) == (0, 0)
 
 
 @pytest.mark.parametrize(("build_in", "goes"), [("auto", True), ("worker", False)])

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import jax
 
-from jaxd_protocol.jit.source_locations import without_source_locations
+from jaxd.tracing.export import without_source_locations
 
 
 def lowered_here() -> str:

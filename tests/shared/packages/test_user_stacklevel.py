@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from jaxd.request.stacklevel import user_stacklevel
+from jaxd_protocol.packages.installed import user_stacklevel
 
 
 def of_ours(depth: int) -> Callable[[], None]:
