@@ -9,7 +9,7 @@ from jaxd.api.function import FunctionBinding, PersistentFunction
 from jaxd.interop.jax_runtime import loaded_jax, map_leaves, weak_array
 from jaxd.request.array_specs import is_spec
 from jaxd_protocol.errors import ConfigurationError
-from jaxd_protocol.pytree.padding import Padding, pad_arguments, pad_in_jax
+from jaxd_protocol.pytree.padding import Padding, pad_arguments, pad_with
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -103,7 +103,7 @@ def _pad(leaf: Any, axis: int, wanted: int, fill: complex) -> Any:
     """An array, or what stands for one, with that many entries along an axis."""
     jax = loaded_jax()
     if jax is not None and isinstance(leaf, jax.core.Tracer):
-        return pad_in_jax(leaf, axis, wanted, fill)
+        return pad_with(jax.numpy, leaf, axis, wanted, fill)
     if not hasattr(leaf, "__array__") and is_spec(leaf):
         shape = (*leaf.shape[:axis], wanted, *leaf.shape[axis + 1 :])
         if hasattr(leaf, "update"):  # jax's own: its weak type and sharding stay
@@ -111,6 +111,5 @@ def _pad(leaf: Any, axis: int, wanted: int, fill: complex) -> Any:
         return SimpleNamespace(shape=shape, dtype=leaf.dtype)
     import numpy
 
-    widths = [(0, wanted - size if at == axis else 0) for at, size in enumerate(leaf.shape)]
-    padded = numpy.pad(numpy.asarray(leaf), widths, constant_values=fill)
+    padded = pad_with(numpy, numpy.asarray(leaf), axis, wanted, fill)
     return weak_array(padded) if getattr(leaf, "weak_type", False) else padded

@@ -11,9 +11,10 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final, TypeVar
 
+from jaxd.connection.settings import REPLY_GRACE_S
 from jaxd_protocol.base.process import reset_after_fork, start_thread
 from jaxd_protocol.base.timers import TimerThread
-from jaxd_protocol.errors import Cancelled
+from jaxd_protocol.errors import Cancelled, DeadlineExceeded
 from jaxd_protocol.wire import INTERRUPTIBLE_S
 
 T = TypeVar("T")
@@ -90,6 +91,24 @@ class CallFuture(Future[T]):
             with suppress(TimeoutError, CancelledError):
                 super().exception(INTERRUPTIBLE_S)
 
+    def watch_deadline(
+        self, deadline: float | None, give_up: Callable[[DeadlineExceeded], object]
+    ) -> None:
+        """Has the call given up where the future is not done in time.
+
+        Args:
+            deadline: `time.monotonic()` at which the server should have answered; None: never.
+            give_up: called in a thread for timers, with what becomes of the call then.
+        """
+        if deadline is None:
+            return
+        late = DeadlineExceeded(
+            "the call's timeout_s passed before its result arrived. The server may still be "
+            "working on it; give the call more time, or submit it again later."
+        )
+        timer = _call_timers.at(deadline + REPLY_GRACE_S, partial(give_up, late))
+        self.add_inline_callback(lambda _: timer.cancel())
+
     def add_inline_callback(self, fn: Callable[[Future[T]], object]) -> None:
         """Adds a quick callback that runs in the thread that completes the future."""
         super().add_done_callback(fn)
@@ -133,8 +152,7 @@ class _CallbackThread:
 
 _callback_thread: Final = _CallbackThread()
 
-call_timers: Final = TimerThread(
+_call_timers: Final = TimerThread(
     "jaxd-timers", partial(logging.getLogger("jaxd").exception, "a timer failed")
 )
-"""Ends submitted calls whose time is over."""
-reset_after_fork(call_timers)
+reset_after_fork(_call_timers)

@@ -103,10 +103,15 @@ def open_connection(
     except (NoServer, ProtocolError) as error:
         if not patience.is_over:
             raise
-        raise DeadlineExceeded(
-            f"the call's timeout_s passed while {address} was being connected to. Give it more "
-            "time, or see `jaxd status` and `jaxd doctor` for what the server does."
-        ) from error
+        raise connecting_too_long(str(address)) from error
+
+
+def connecting_too_long(what: str) -> DeadlineExceeded:
+    """The error of a call whose time is over before there is a connection."""
+    return DeadlineExceeded(
+        f"the call's timeout_s passed while {what} was being connected to. Give it more time, or "
+        "see `jaxd status` and `jaxd doctor` for what the server does."
+    )
 
 
 def _opened(

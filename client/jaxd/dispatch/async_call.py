@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import threading
-import time
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from jaxd.connection.call_future import CallFuture, call_timers
-from jaxd.connection.settings import REPLY_GRACE_S
+from jaxd.connection.call_future import CallFuture
 from jaxd.connection.shared_reader import PendingReply
 from jaxd.dispatch.caller import Caller, OpenCall
 from jaxd.dispatch.retry_copy import RetryBudget, RetryCopy
 from jaxd.request.call_request import CallRequest
 from jaxd_protocol.base.process import start_thread
-from jaxd_protocol.errors import ConnectionLost, DeadlineExceeded
+from jaxd_protocol.errors import ConnectionLost
 from jaxd_protocol.wire import INTERRUPTIBLE_S
 
 if TYPE_CHECKING:
@@ -112,7 +110,8 @@ class AsyncCall:
             call.release()
             call.check_repeatable(error)
             return False
-        self._watch_deadline(*attempt)
+        expire = connection.shared_reader.expire
+        self.future.watch_deadline(call.deadline, partial(expire, call.number))
         return True
 
     def _acquire_slot(self) -> None:
@@ -145,17 +144,6 @@ class AsyncCall:
         if future.cancelled() and self._attempt is not None:
             connection, number = self._attempt
             connection.cancel(number)
-
-    def _watch_deadline(self, connection: ClientConnection, number: int) -> None:
-        if self._call.deadline is None:
-            return
-        late = DeadlineExceeded(
-            "the call's timeout_s passed before its result arrived. The server may still be "
-            "working on it; give the call more time, or submit it again later."
-        )
-        left_s = max(0.0, self._call.deadline + REPLY_GRACE_S - time.monotonic())
-        timer = call_timers.after(left_s, lambda: connection.shared_reader.expire(number, late))
-        self.future.add_inline_callback(lambda _: timer.cancel())
 
     def _on_reply(self, attempt: tuple[ClientConnection, int], pending: PendingReply) -> None:
         """Called by the reading thread; after an interrupt perhaps twice."""

@@ -20,7 +20,7 @@ from jaxd.connection.settings import Settings
 from jaxd.events.warnings import WarningQueue
 from jaxd.remote_values.store import OpenSession, RemoteStore, retry_once
 from jaxd_protocol.base.process import Lazy, reset_after_fork
-from jaxd_protocol.errors import Busy, DeadlineExceeded, JaxdError, NoServer, ProtocolError
+from jaxd_protocol.errors import Busy, JaxdError, NoServer, ProtocolError
 from jaxd_protocol.messages.calls import FAILED
 from jaxd_protocol.network.addresses import Address
 
@@ -234,14 +234,12 @@ class Session:
         Raises:
             DeadlineExceeded: when there is no time left.
         """
-        from jaxd_protocol.wire import INTERRUPTIBLE_S  # imports rpyc
+        from jaxd.connection.connect import connecting_too_long  # imports rpyc
+        from jaxd_protocol.wire import INTERRUPTIBLE_S
 
         left_s = INTERRUPTIBLE_S if deadline is None else deadline - time.monotonic()
         if left_s <= 0.0:
-            raise DeadlineExceeded(
-                "the call's timeout_s passed while the server was being connected to. Give it more "
-                "time, or see `jaxd status` and `jaxd doctor` for what the server does."
-            )
+            raise connecting_too_long("the server")
         self._changed.wait(min(left_s, INTERRUPTIBLE_S))
 
     def _has_connected(self, opened: OpenSession) -> None:

@@ -202,30 +202,20 @@ class PipelinedCalls:
 
     def submit(self, call: CallRequest) -> Future[Any]:
         """The same as a future, which is done when the call is."""
-        from jaxd.connection.call_future import (
-            CallFuture,  # a plain call does not need it
-            call_timers,
-        )
+        from jaxd.connection.call_future import CallFuture  # a plain call does not need it
 
         flight: PipelinedCall
         may_cancel = (lambda: self._pipeline.withdraw(flight)) if call.spec.donates else None
         future: CallFuture[Any] = CallFuture(may_cancel)
         flight = self._launch(call, may_return=False, ended=partial(self._settle, future))
         future.add_inline_callback(partial(self._cancel_with, flight))
-        if flight.deadline is not None:
-            late_at = flight.deadline + REPLY_GRACE_S
-            timer = call_timers.at(late_at, partial(self._give_up, flight, future))
-            future.add_inline_callback(lambda _: timer.cancel())
+        future.watch_deadline(flight.deadline, partial(self._give_up, flight, future))
         return future
 
-    def _give_up(self, flight: PipelinedCall, future: Future[Any]) -> None:
+    def _give_up(self, flight: PipelinedCall, future: Future[Any], late: DeadlineExceeded) -> None:
         """The time of a submitted call is over, and nothing has come of it."""
         from concurrent.futures import InvalidStateError
 
-        late = DeadlineExceeded(
-            "the call's timeout_s passed before its result arrived. The server may still be "
-            "working on it; give the call more time, or submit it again later."
-        )
         with suppress(InvalidStateError):
             future.set_exception(self._pipeline.final_error(flight, late))
         with suppress(Busy):  # not in this thread: others wait for it, and to cancel may take long

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -201,10 +201,19 @@ class EvictionCosts:
 def are_within(limits: Limits, executables: Sequence[Executable]) -> bool:
     """Whether nothing has to be evicted; a cheap check after each build."""
     programs = {one.program for one in executables}
+    return len(executables) <= limits.count and max(excess_bytes(limits, programs)) <= 0
+
+
+def excess_bytes(limits: Limits, programs: Collection[Program]) -> tuple[int, int]:
+    """By how much programs exceed the limits, on the host and the device; negative: by how little.
+
+    Args:
+        limits: what may stay.
+        programs: each once.
+    """
     return (
-        len(executables) <= limits.count
-        and sum(map(host_bytes_of, programs)) <= limits.host_bytes
-        and sum(one.device_bytes for one in programs) <= limits.device_bytes
+        sum(map(host_bytes_of, programs)) - limits.host_bytes,
+        sum(one.device_bytes for one in programs) - limits.device_bytes,
     )
 
 

@@ -16,7 +16,7 @@ from jaxd_server.compilation.compiling.build_request import BuildRequest
 from jaxd_server.compilation.compiling.compiler import Compiler, LoweredFunction
 from jaxd_server.compilation.compiling.program import Program, Programs, moved_name
 from jaxd_server.compilation.disk_cache.programs import NotStored, ProgramCache
-from jaxd_server.compilation.eviction import Limits, host_bytes_of
+from jaxd_server.compilation.eviction import Limits, excess_bytes, host_bytes_of
 from jaxd_server.jax_compat.compilation_cache import bypassed, hits_in_thread
 from jaxd_server.jax_compat.placement import are_several, index_of, read_program
 from jaxd_server.jax_compat.programs import is_out_of_memory, load, serialized
@@ -310,15 +310,13 @@ class Preloader:
 
     def shrink(self) -> int:
         """Gives up what has no room beside the programs that calls have asked for."""
-        ahead = list(self._source.ahead.items())
+        ahead = list(self._source.ahead.values())
         if not ahead:
             return 0
-        programs = {*self._held(), *(program for _, program in ahead)}
-        host_bytes = sum(map(host_bytes_of, programs)) - self._limits.host_bytes
-        device_bytes = sum(one.device_bytes for one in programs) - self._limits.device_bytes
+        host_bytes, device_bytes = excess_bytes(self._limits, {*self._held(), *ahead})
         count = 0
         while ahead and max(host_bytes, device_bytes) > 0:
-            _, program = ahead.pop()
+            program = ahead.pop()
             host_bytes -= host_bytes_of(program)
             device_bytes -= program.device_bytes
             count += 1

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Final
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.pytree.decoder import COUNT
 from jaxd_protocol.pytree.leaves import (
+    ALIGNMENT,
     INLINE_BYTES,
     SCALAR_FORMATS,
     Leaf,
@@ -28,7 +29,8 @@ _FLOAT: Final = SCALAR_FORMATS["F"].pack
 _INT: Final = SCALAR_FORMATS["I"].pack
 _BOOL: Final = SCALAR_FORMATS["B"].pack
 _COMPLEX: Final = SCALAR_FORMATS["C"].pack
-_PAD: Final = [bytes(n) for n in range(17)]
+_PAD: Final = [bytes(-n % ALIGNMENT) for n in range(ALIGNMENT)]
+"""What follows an item of so many bytes, but for whole rows, so that the next one is aligned."""
 _dump_text: Final = lru_cache(maxsize=1 << 12)(dump_literal)
 """For the keys of dicts that are text, and only for text: 1 and True are one key of a cache."""
 
@@ -52,7 +54,6 @@ class TreeEncoder:
         self.buffer_leaves: list[int] = []
         self._skeleton: list[bytes] = []
         self._blob: list[bytes] = []
-        self._offset = 0
         self.count = 0
 
     @property
@@ -63,7 +64,8 @@ class TreeEncoder:
     @property
     def blob(self) -> bytes:
         """The numbers and small arrays of all nodes so far."""
-        return b"".join(self._blob)
+        pieces = [piece for data in self._blob for piece in (data, _PAD[len(data) % ALIGNMENT])]
+        return b"".join(pieces[:-1])  # the last one ends with its data
 
     def node(self, value: Any) -> None:
         """Appends one tree."""
@@ -87,10 +89,7 @@ class TreeEncoder:
     def small(self, data: bytes) -> None:
         """Puts bytes into the blob, at the next aligned offset."""
         self.count += 1
-        offset = self._offset
-        start = (offset + 15) & -16  # `aligned`, which trees of hundreds of leaves would call
-        self._blob += (_PAD[start - offset], data)
-        self._offset = start + len(data)
+        self._blob.append(data)
 
     def large(self, data: memoryview) -> None:
         """Puts the bytes of an array beside the message."""
@@ -121,11 +120,8 @@ class TreeEncoder:
         if size > INLINE_BYTES:
             self.large(array.reshape(-1).view("u1").data)
             return
-        self.count += 1  # as `small`
-        offset = self._offset
-        start = (offset + 15) & -16
-        self._blob += (_PAD[start - offset], array.tobytes())
-        self._offset = start + size
+        self.count += 1
+        self._blob.append(array.tobytes())
 
     def raw_array(self, dtype: str, shape: tuple[int, ...], data: memoryview) -> None:
         """Appends an array that is only bytes, in C order: numpy is not needed."""

@@ -24,7 +24,8 @@ SCALAR_FORMATS: Final = {
 }
 _MAX_RANK: Final = 64  # numpy's own limit
 _MAX_ELEMENTS: Final = 1 << 59  # of 16 bytes each: what numpy can address
-_ALIGNMENT: Final = 16  # blob items begin at multiples of this: enough for every dtype
+ALIGNMENT: Final = 16
+"""Blob items begin at multiples of this: enough for every dtype."""
 
 
 class Leaf(NamedTuple):
@@ -68,7 +69,7 @@ class LeafOffset(NamedTuple):
 
 def aligned(offset: int) -> int:
     """The next place in the blob where an item may begin."""
-    return (offset + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT
+    return (offset + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
 
 
 NO_OFFSET: Final = LeafOffset()

@@ -204,15 +204,16 @@ def _check_fill(dtype: Any, fill: complex) -> None:
         raise ArgumentError(f"fill={fill!r} of a Bucket is no value of {numbers}.")
 
 
-def pad_in_jax(leaf: Any, axis: int, wanted: int, fill: complex) -> Any:
-    """An array padded by jax, as part of what it traces."""
-    jax = sys.modules["jax"]  # which traces
-    widths = [(0, wanted - size if at == axis else 0) for at, size in enumerate(leaf.shape)]
-    return jax.numpy.pad(leaf, widths, constant_values=fill)
+def pad_with(numpy: Any, array: Any, axis: int, wanted: int, fill: complex) -> Any:
+    """An array with that many entries along an axis, made by numpy or `jax.numpy`."""
+    widths = [(0, wanted - size if at == axis else 0) for at, size in enumerate(array.shape)]
+    return numpy.pad(array, widths, constant_values=fill)
 
 
 def pad_in_trace(
     padding: Padding, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of a call that another function makes while it is traced."""
-    return pad_arguments(padding, args, kwargs, sys.modules["jax"].tree.map, pad_in_jax)
+    jax = sys.modules["jax"]  # which traces
+    pad = functools.partial(pad_with, jax.numpy)
+    return pad_arguments(padding, args, kwargs, jax.tree.map, pad)

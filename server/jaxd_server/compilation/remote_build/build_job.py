@@ -65,9 +65,8 @@ class BuilderLoan:
         self.builder: BuilderProcess | None = None
         self._builders = builders
         self._function = function
-        self._deaths = int(
-            function.described in builders.deadly
-        )  # such a one is not forgiven again
+        # one that is known for it is not forgiven again
+        self._deaths = int(function.described in builders.deadly)
 
     def close(self) -> None:
         """Gives it back."""
