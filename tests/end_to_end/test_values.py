@@ -397,7 +397,9 @@ def test_what_nobody_holds_is_freed_without_a_further_call(
     assert held(in_process_server) == 200
     told = count()
     tell = client.caller.session.notify
-    client.caller.session.notify = lambda *args: next(told) < 0 or tell(*args)  # type: ignore[method-assign]
+    client.caller.session.notify = (  # type: ignore[method-assign]
+        lambda *args, **more: next(told) < 0 or tell(*args, **more)
+    )
     arrays.clear()
     wait_until(lambda: held(in_process_server) == 0)
     assert next(told) <= 20

@@ -96,9 +96,15 @@ class Session:
         return OutputPrinter(self.warning_queue, self.progress())
 
     @property
+    def open_connection(self) -> ClientConnection | None:
+        """The connection that is open now."""
+        found = self._current
+        return found.connection if found is not None and found.connection.alive else None
+
+    @property
     def connected(self) -> bool:
         """Whether there is an open connection now."""
-        return self._current is not None and self._current.connection.alive
+        return self.open_connection is not None
 
     def close(self) -> None:
         """Ends the connection; the next call makes another."""
@@ -116,14 +122,27 @@ class Session:
         """What this process has on the server."""
         return self.current().values if self.store is None else self.store
 
-    def notify(self, remote: RemoteStore, verb: str, *args: Any) -> bool:
-        """Sends a message without reply, if connected; whether the session is still current."""
-        found = self._current
+    def notify(
+        self,
+        remote: RemoteStore,
+        verb: str,
+        *args: Any,
+        over: ClientConnection | None = None,
+    ) -> bool:
+        """Sends a message without reply, if connected; whether the session is still current.
+
+        Args:
+            remote: of which session.
+            verb: what it says.
+            *args: of that.
+            over: the connection to send it over, though there be a newer one; None: the present.
+        """
+        connection = over or self.open_connection
         if remote is not self.store:
             return False
-        if found is not None:
+        if connection is not None:
             with suppress(JaxdError):
-                found.connection.notify(verb, args)
+                connection.notify(verb, args)
         return True
 
     def count_fallback(self, *, new_function: bool) -> None:

@@ -54,13 +54,19 @@ class Uplink(ClientServices, Protocol):
         """The remote arrays of the present session."""
 
     @property
-    def connected(self) -> bool:
-        """Whether there is an open connection now."""
+    def open_connection(self) -> ClientConnection | None:
+        """The connection that is open now."""
 
     def current(self, fresh: bool = False, deadline: float | None = None) -> OpenSession:
         """The open connection and its session; connects when there is none."""
 
-    def notify(self, remote: RemoteStore, verb: str, *args: Any) -> bool:
+    def notify(
+        self,
+        remote: RemoteStore,
+        verb: str,
+        *args: Any,
+        over: ClientConnection | None = None,
+    ) -> bool:
         """Sends a message without a reply, if connected; whether the session is still current."""
 
 
@@ -140,15 +146,18 @@ class RemoteStore:
         return connection
 
     def _send_releases(self, ids: bytes) -> bool:
+        # Chosen before it is looked whether calls were lost: over the next connection these come
+        # first, which make such values, or take them for good.
+        connection = self._uplink.open_connection
         if self._uplink.store is self and self._must_defer():
-            self.release_queue.requeue(ids)  # the calls that make these values come first
+            self.release_queue.requeue(ids)
             if not self._must_defer():  # perhaps since before that
                 self.release_queue.retry()
             return True
-        return self._uplink.notify(self, "drop", ids)
+        return self._uplink.notify(self, "drop", ids, over=connection)
 
     def _must_defer(self) -> bool:
-        return not self._uplink.connected or self.calls.has_unsent_calls()
+        return self._uplink.open_connection is None or self.calls.has_unsent_calls()
 
     def remote(
         self,

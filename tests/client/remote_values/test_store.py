@@ -47,6 +47,26 @@ def test_what_was_put_back_goes_when_there_is_a_connection_again(client: Client)
     wait_until(lambda: not values.release_queue.pending)
 
 
+def test_a_release_does_not_overtake_a_call_that_was_lost_with_its_connection(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which may take that array for good: over the next connection the call is repeated first."""
+    session = client.caller.session
+    array, values = client.put(np.ones(3)), session.values()
+    looks = values.calls.has_unsent_calls
+
+    def lost_meanwhile() -> bool:
+        found = looks()
+        session.connection().shut()
+        session.connection()
+        return found
+
+    monkeypatch.setattr(values.calls, "has_unsent_calls", lost_meanwhile)
+    assert values._send_releases(pack_ids([array.id]))
+    monkeypatch.undo()
+    assert np.asarray(array).tolist() == [1, 1, 1]
+
+
 def test_arrays_of_a_session_that_is_over_say_why(client: Client) -> None:
     """Each time, and without another connection."""
     array = client.put(np.ones(3))
