@@ -13,7 +13,7 @@ from typing import Any
 
 from jaxd.cli.commands.verify import described
 from tests.corpus import report
-from tests.corpus.comparing import summary
+from tests.corpus.comparing import summary, verification_of_all, verified_summary
 from tests.corpus.data import make_data
 from tests.corpus.places import Corpus, MissingError, corpus_directory
 from tests.corpus.programs import PROGRAMS, QUICK
@@ -47,11 +47,15 @@ def _run_all(corpus: Corpus, options: argparse.Namespace) -> int:
     if table is PROGRAMS:
         make_data()
     bad = 0
+    compared: list[dict[str, Any]] = []
     for number, row in enumerate(chosen, 1):
         print(f"[{number}/{len(chosen)}] {row.project.name}: {row.title}", end=" … ", flush=True)
-        found = _run(corpus, row, again=options.again)
+        found = _run(corpus, row, options)
         print(_said(found), flush=True)
         bad += found.get("verdict") in ("fails", "differs", "stale")
+        compared.append(found)
+    if options.verify:
+        print(described(verification_of_all(compared)))
     return int(bad > 0)
 
 
@@ -65,11 +69,13 @@ def in_turns(rows: Sequence[Row]) -> list[Row]:
     return [row for _, row in sorted(numbered, key=lambda pair: pair[0])]
 
 
-def _run(corpus: Corpus, row: Row, *, again: bool) -> dict[str, Any]:
+def _run(corpus: Corpus, row: Row, options: argparse.Namespace) -> dict[str, Any]:
     try:
         if isinstance(row, Suite):
-            return run_suite(corpus, row, again=again)
-        return run_program(corpus, row, again=again)
+            return run_suite(corpus, row, again=options.again)
+        if options.verify:
+            return verify_program(corpus, row, again=options.again)
+        return run_program(corpus, row, again=options.again)
     except MissingError as error:
         found = {"verdict": "skipped", "error": str(error)}
         kind = "suite" if isinstance(row, Suite) else "program"
@@ -132,6 +138,25 @@ def run_program(corpus: Corpus, program: Program, *, again: bool) -> dict[str, A
     return found
 
 
+def verify_program(corpus: Corpus, program: Program, *, again: bool) -> dict[str, Any]:
+    """Whether the programs that answer it are those that its own jax makes, under two hash seeds.
+
+    Args:
+        corpus: where results are kept.
+        program: the program.
+        again: whether it is compared again.
+
+    Raises:
+        MissingError: when something is not there that it needs.
+    """
+    kept = _Kept(corpus, program, "verified")
+    if again or not kept.runs:
+        kept.runs |= Runner(corpus, program).verified_on_a_server()
+    found = verified_summary(kept.runs)
+    kept.save(kept.runs, found)
+    return found
+
+
 def run_suite(corpus: Corpus, suite: Suite, *, again: bool) -> dict[str, Any]:
     """What there is to report of a test suite; runs what has not been run yet.
 
@@ -168,7 +193,10 @@ def _said(found: dict[str, Any]) -> str:
             f"jax), calls {found['calls']}, CPU {found['cpu_s']}{''.join(failed[:40])}"
         )
     if "functions" not in found:
-        return f"{found['verdict']}: {found.get('error')}"
+        text = f"{found['verdict']}: {found.get('error') or ''}"
+        if "traces" in found:
+            text += f"traces {found['traces']}\n      {described(found['verification'])}"
+        return text
     calls = found["calls"]
     text = (
         f"{found['verdict']}: functions {found['functions_served']}/{found['functions']}, "
@@ -199,6 +227,12 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="what needs no downloads")
     parser.add_argument("--list", action="store_true", help="list them and run nothing")
     parser.add_argument("--patience", type=float, help="seconds after which a run is given up")
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="only compare the programs that answer with those that plain jax makes, under two "
+        "hash seeds",
+    )
     parser.add_argument("--again", action="store_true", help="run under jaxd what has been run")
     parser.add_argument("--scratch", action="store_true", help="keep and use no earlier results")
     parser.add_argument("--report", action="store_true", help="write docs/compatibility.md")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from tests.corpus.running import HASH_SEEDS
 
 _CLOSE = 1e-4
 _ADDRESS = re.compile(r"0x[0-9a-f]+|/tmp/jaxd-\w+/\w+")
@@ -16,8 +19,8 @@ def summary(runs: Mapping[str, Run]) -> dict[str, Any]:
     """What is reported of a program.
 
     Args:
-        runs: `plain`, `plain_again`, `plain_warm`, `cold`, `warm` and `verified`, which runs of
-            before did not have.
+        runs: `plain`, `plain_again`, `plain_warm`, `cold` and `warm`, and those that compare, which
+            runs of before did not have.
     """
     if runs["plain"]["status"] != 0 or runs["plain_again"]["status"] != 0:
         return {"verdict": "fails in plain jax", "error": last_line(runs["plain"]["stderr"])}
@@ -48,7 +51,8 @@ def summary(runs: Mapping[str, Run]) -> dict[str, Any]:
         "cpu_s": {
             kind: round(run["cpu_s"] + run.get("cpu_server_s", 0), 1) for kind, run in runs.items()
         },
-        "verification": runs.get("verified", {}).get("verification"),
+        "verification": verification(runs),
+        "traces_reseeded": runs.get("verified_reseeded", {}).get("server", {}).get("traces"),
         "worker_restarts": cold["worker_restarts"] + warm["worker_restarts"],
     }
     found["local_reasons"] = sorted(found["local_reasons"])
@@ -57,6 +61,44 @@ def summary(runs: Mapping[str, Run]) -> dict[str, Any]:
         failed = cold if cold["status"] != 0 else warm
         found["error"] = f"{failed['status']}: {last_line(failed['stderr'])}"
     return found
+
+
+def verification(runs: Mapping[str, Run]) -> dict[str, Any] | None:
+    """How the comparisons of all runs ended, together; None where nothing was compared."""
+    each = [runs[name]["verification"] for name in HASH_SEEDS if name in runs]
+    return _together(each) if each else None
+
+
+def verification_of_all(summaries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """How the comparisons of all these programs ended, together."""
+    return _together([each["verification"] for each in summaries if each.get("verification")])
+
+
+def _together(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    reasons: Counter[str] = sum((Counter(one["reasons"]) for one in each), Counter())
+    counts = ("verified", "mismatches", "not_comparable")
+    return {
+        **{name: sum(one[name] for one in each) for name in counts},
+        "reasons": dict(reasons.most_common()),
+        "stale": [stale for one in each for stale in one["stale"]],
+    }
+
+
+def verified_summary(runs: Mapping[str, Run]) -> dict[str, Any]:
+    """What is reported of a program that was only compared."""
+    failed = next((run for run in runs.values() if run["status"] != 0), None)
+    found = {
+        "verification": verification(runs),
+        "traces": {kind: run["server"]["traces"] for kind, run in runs.items()},
+    }
+    if failed:
+        return {
+            **found,
+            "verdict": "fails",
+            "error": f"{failed['status']}: {last_line(failed['stderr'])}",
+        }
+    mismatches = (found["verification"] or {}).get("mismatches")
+    return {**found, "verdict": "stale" if mismatches else "compared"}
 
 
 def verdict(found: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ _HEAD: Final = """# Other people's programs and test suites
 `make corpus` takes published programs and test suites, changes no line of them, and lets
 `jax.jit` be `persistent_call` by an import hook. Each program runs three times in plain jax
 (without jax's cache on disk, with an empty one, with a warm one) and twice on a server of its own
-that has never seen it, each time in a fresh process; then once more with
+that has never seen it, each time in a fresh process; then under two hash seeds with
 [`JAXD_VERIFY=1`](verify.md). Compared are the results of each function's
 calls: of the first eight, then of each power of two.
 
@@ -31,8 +31,8 @@ _PROGRAMS_HEAD: Final = """
 *Functions* and *calls*: those that were served, of all that were called from outside of jax.
 *Results*: whether the first and the second process got what plain jax gets: all bits; where plain
 jax itself gives other bits each time, "as unsteady as plain jax". *Traced*: by the server for the
-first and for the second process. *Verified*: programs that are those that the client's own jax
-makes / others / not comparable. *CPU*: seconds of all processes, the server's own start not among
+first process, for the second, and for one with another hash seed. *Verified*: programs that are
+those that the client's own jax makes / others / not comparable, under both seeds. *CPU*: seconds of all processes, the server's own start not among
 them: in plain jax / with its warm disk cache / first process and server / second process and
 server.
 
@@ -124,10 +124,15 @@ def _program(row: Mapping[str, Any]) -> str:
         f"| {found['functions_served']}/{found['functions']} "
         f"| {found['calls']['served']}/{sum(found['calls'].values())} "
         f"| {' / '.join(dict.fromkeys(results)) if found['completes'] else '**fails**'} "
-        f"| {found['traces']['cold']} / {found['traces']['warm']} "
+        f"| {found['traces']['cold']} / {found['traces']['warm']}{_reseeded(found)} "
         f"| {_verified(found.get('verification'))} "
         f"| {cpu['plain']} / {cpu['plain_warm']} / {cpu['cold']} / {cpu['warm']} |\n"
     )
+
+
+def _reseeded(found: Mapping[str, Any]) -> str:
+    traces = found.get("traces_reseeded")
+    return "" if traces is None else f" / {traces}"
 
 
 def _verified(found: Mapping[str, Any] | None) -> str:

@@ -25,6 +25,8 @@ from tests.live_server import ROOT, LiveServer, source_environment
 
 _EVENTS = ("traces", "lowers", "compiles", "cache_hits")
 NOTHING_MORE: Mapping[str, str] = {}
+HASH_SEEDS: Mapping[str, str] = {"verified": "0", "verified_reseeded": "1"}
+"""The runs that compare programs, and Python's hash seed in each; all others have the first."""
 _KEPT_OUTPUT = 200_000
 _LAST_S = 30.0
 """How long a program that is given up has to write down what it knows."""
@@ -103,7 +105,7 @@ class Runner:
     def on_a_server(self) -> dict[str, dict[str, Any]]:
         """Processes, one after the other, on a server that knows nothing of the program.
 
-        A first, a second, and one that compares the programs that answer it.
+        A first, a second, and those that compare the programs that answer them.
         """
         with working_directory() as place:
             server = self._server(place)
@@ -111,8 +113,18 @@ class Runner:
                 return {
                     "cold": self._run_served(place / "cold", server),
                     "warm": self._run_served(place / "second", server),
-                    "verified": self._run_verified(place / "verified", server),
+                    **self._run_verified(place, server),
                 }
+            finally:
+                server.close()
+
+    def verified_on_a_server(self) -> dict[str, dict[str, Any]]:
+        """The first of these processes, and those that compare."""
+        with working_directory() as place:
+            server = self._server(place)
+            try:
+                cold = self._run_served(place / "cold", server)
+                return {"cold": cold, **self._run_verified(place, server)}
             finally:
                 server.close()
 
@@ -140,12 +152,20 @@ class Runner:
         }
         return LiveServer(place, executable=str(self._python), **environment)
 
-    def _run_verified(self, place: Path, server: LiveServer) -> dict[str, Any]:
-        report = place / "report"
-        comparing = {"JAXD_VERIFY": "1", REPORT_VARIABLE: str(report)}
-        run = self._run_served(place, server, comparing)
-        lines = report.read_text().splitlines() if report.exists() else []
-        return {**run, "verification": summary_of([json.loads(line) for line in lines])}
+    def _run_verified(self, place: Path, server: LiveServer) -> dict[str, dict[str, Any]]:
+        """A process for each hash seed: neither keys nor programs may depend on it."""
+        runs = {}
+        for name, seed in HASH_SEEDS.items():
+            report = place / f"{name}-report"
+            comparing = {
+                "JAXD_VERIFY": "1",
+                REPORT_VARIABLE: str(report),
+                "PYTHONHASHSEED": seed,
+            }
+            run = self._run_served(place / name, server, comparing)
+            lines = report.read_text().splitlines() if report.exists() else []
+            runs[name] = {**run, "verification": summary_of([json.loads(line) for line in lines])}
+        return runs
 
     def _run_served(
         self, place: Path, server: LiveServer, more: Mapping[str, str] = NOTHING_MORE
