@@ -2,7 +2,8 @@
 
 Functions that differ in their names, that are there twice, or whose operations stand in another
 order, as where Python goes through a set, give the same text. So do sums and products of several
-that are taken in another order. What no result depends on is left out. Read is the generic form of
+that are taken in another order, and constants that are there more than once: jax writes one array
+once, and two equal arrays twice. What no result depends on is left out. Read is the generic form of
 MLIR, in which each operation begins a line.
 """
 
@@ -20,6 +21,7 @@ _SYMBOL: Final = re.compile(r'@("(?:[^"\\]|\\.)*"|[\w.$-]+)')
 _OWN_NAME: Final = re.compile(r'sym_name = ("(?:[^"\\]|\\.)*")')
 _BLOB: Final = re.compile(r'"0x[0-9A-Fa-f]{64,}"')
 _CHAIN: Final = re.compile(r'("stablehlo\.(?:add|multiply)")\(([^)]*)\)(.*)')
+_CONSTANT: Final = '"stablehlo.constant"('
 _EFFECT: Final = "has_side_effect = true"
 _MAIN: Final = '"main"'
 
@@ -67,6 +69,7 @@ def canonical_lines(module: str) -> list[str]:
     (top,) = _block(iter(module.splitlines()))[0].operations
     parts = [operation for block in top.blocks for operation in block.operations]
     for part in parts:
+        _with_constants_once(part, {})
         _with_chains(part, {}, 0)
     return _Functions({_own_name(part): list(_written(part, {})) for part in parts}).numbered()
 
@@ -107,6 +110,31 @@ def _operation(line: str, lines: Iterator[str]) -> _Operation:
 
 def _names(text: str) -> Iterator[str]:
     return (token for token in _TOKEN.findall(text) if token.startswith("%"))
+
+
+# constants ---------------------------------------------------------------------------------------
+
+
+def _with_constants_once(operation: _Operation, instead: dict[str, str]) -> None:
+    """Leaves one of the equal constants in each block of an operation.
+
+    Args:
+        operation: is changed.
+        instead: by the names of constants that were left out, those that stand for them; grows.
+    """
+    operation.head = _renamed(operation.head, instead) if instead else operation.head
+    for block in operation.blocks:
+        first: dict[str, str] = {}
+        kept = []
+        for each in block.operations:
+            if each.head.startswith(_CONSTANT):
+                name = each.defines[0]
+                if first.setdefault(each.head, name) != name:
+                    instead[name] = first[each.head]
+                    continue
+            _with_constants_once(each, instead)
+            kept.append(each)
+        block.operations = kept
 
 
 # sums and products ------------------------------------------------------------------------------

@@ -58,6 +58,24 @@ def test_a_function_that_is_there_twice_counts_once() -> None:
     assert twice.count('sym_visibility = "private"') == 2  # the helper, and that of jnp.where
 
 
+def _with_constants(one: Any, other: Any, third: Any) -> Callable[..., Any]:
+    def function(x: Any) -> Any:
+        return jnp.sin(x * one) / jnp.where(x[0] > 0, other, x) - jnp.cos(x * third)
+
+    return function
+
+
+def test_a_constant_that_is_there_twice_counts_once() -> None:
+    """As jax writes one array once, and its twins again. Two values are two."""
+    one, other, third = (np.arange(3, dtype="f4") for _ in range(3))
+    twins, once = _with_constants(one, other, third), _with_constants(one, one, one)
+    written = [lowered(each, X).as_text().count("[0.000000e+00, 1.0") for each in (twins, once)]
+    assert written[0] > written[1]
+    assert text_of(twins, X) == text_of(once, X)
+    assert text_of(_with_constants(one, other, third + 1), X) != text_of(once, X)
+    assert text_of(_with_constants(one, other + 1, third), X) != text_of(once, X)
+
+
 def _unordered(names: str) -> Callable[..., Any]:
     def function(x: Any) -> Any:
         def body(carry: Any, row: Any) -> Any:
