@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ Row = Program | Suite
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; its exit status is 1 where a program fails, or results or programs differ."""
     options = _options(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the servers are ended on the way
     if options.scratch:
         with tempfile.TemporaryDirectory(prefix="jaxd-corpus-") as directory:
             return _run_all(Corpus(Path(directory)), options)
