@@ -32,9 +32,9 @@ _PROGRAMS_HEAD: Final = """
 *Results*: whether the first and the second process got what plain jax gets: all bits; where plain
 jax itself gives other bits each time, "as unsteady as plain jax". *Traced*: by the server for the
 first process, for the second, and for one with another hash seed. *Verified*: programs that are
-those that the client's own jax makes / others / not comparable, under both seeds. *CPU*: seconds of all processes, the server's own start not among
-them: in plain jax / with its warm disk cache / first process and server / second process and
-server.
+those that the client's own jax makes / others / not comparable, under both seeds. *CPU*: seconds
+of all processes, the server's own start not among them: in plain jax / with its warm disk cache /
+first process and server / second process and server.
 
 | project | version | program | functions | calls | results | traced | verified | CPU |
 |---|---|---|---|---|---|---|---|---|
