@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from jaxd import Client, connect
-from jaxd.errors import InternalError
+from jaxd.errors import InternalError, TracedReadWarning
 from tests.end_to_end import test_results_home
 from tests.end_to_end.gates import Gate
 from tests.live_server import LiveServer, live_server
-from tests.server.staging import until
+from tests.server.staging import is_running, until
 from tests.xla_flags import devices
 
 X = np.linspace(0, 1, 4, dtype=np.float32)
@@ -264,13 +264,14 @@ def test_nothing_is_left_of_a_worker_that_is_killed(
 
 
 @reads_its_process
-def test_a_client_that_is_alone_needs_no_builder(start_live: Callable[..., LiveServer]) -> None:
-    """One is started for the first build beside another client, which does not wait for it."""
+def test_functions_are_built_elsewhere_once_a_second_client_is_there(
+    start_live: Callable[..., LiveServer],
+) -> None:
+    """A builder is started then at the latest."""
     server = start_live()
     with connect(server.unix) as first:
         first.persistent_call(lambda x: x + 1)(X)
         with connect(server.unix) as second:
-            assert "builder_ready" not in {line["event"] for line in server.lines}
             second.persistent_call(lambda x: x + 2)(X)
             pid = builder_pid(server)
 
@@ -354,6 +355,26 @@ def compiles_for_ever(x: Any) -> Any:
 
     numbers = lax.iota(np.float32, 3_000_000)
     return x + lax.reduce_window(numbers, np.float32(0), lax.add, (30_000,), (1,), "VALID").sum()
+
+
+def test_a_single_client_that_works_has_a_builder_ready_for_the_next(
+    start_live: Callable[..., LiveServer],
+) -> None:
+    """Its own functions are built in the worker all the same."""
+    server = start_live()
+    with connect(server.unix) as client:
+        client.persistent_call(lambda x: x + 1)(X)
+        pid = builder_pid(server)
+
+        def where(x: Any) -> Any:
+            import os
+
+            return x + os.getpid()
+
+        with pytest.warns(TracedReadWarning):
+            assert int(client.persistent_call(where)(0)) == server.worker_pid()
+        with connect(server.unix) as other, pytest.warns(TracedReadWarning):
+            assert int(other.persistent_call(where)(np.zeros(2, np.int32))[0]) == pid
 
 
 def is_alive(pid: int) -> bool:
@@ -469,6 +490,45 @@ def test_a_trace_that_cannot_be_interrupted_is_stopped(
         assert future.cancel()
         until_gone(pid)
         assert client.persistent_call(lambda x: x + 5)(X).tolist() == (X + 5).tolist()
+
+
+@pytest.mark.parametrize("how", ["cancelled", "builder", "worker"])
+def test_processes_that_a_trace_has_started_do_not_stay(
+    how: str, start_live: Callable[..., LiveServer], runtime: Path
+) -> None:
+    """When its builder is ended because no call waits, or ends, or its worker does."""
+    server = start_live("--build-in", "builder")
+    began = runtime / "began"
+
+    def starts_some(x: Any, path: str) -> Any:
+        import os
+        import pathlib
+        import subprocess
+        import time
+
+        if pathlib.Path(path).exists():
+            raise InterruptedError("it was traced once more")
+        left = [subprocess.Popen(["sleep", "600"]).pid]
+        if not os.fork():
+            time.sleep(600)
+        written = pathlib.Path(path + ".new")
+        written.write_text(str(left[0]))
+        written.rename(path)
+        time.sleep(600)
+        return x
+
+    with connect(server.unix) as client:
+        future = client.persistent_call(starts_some, static_argnums=1).submit(X, str(began))
+        until(began.exists)
+        builder = builder_pid(server)
+        children = Path(f"/proc/{builder}/task/{builder}/children")
+        left = [int(began.read_text()), *map(int, children.read_text().split())]
+        if how == "cancelled":
+            assert future.cancel()
+        else:
+            os.kill(builder if how == "builder" else server.worker_pid(), signal.SIGKILL)
+            assert isinstance(future.exception(60), InterruptedError)
+        until(lambda: not any(map(is_running, left)))
 
 
 WAITS = """

@@ -2,7 +2,7 @@
 
 So the worker's warm calls are not delayed, and it can be ended where nobody waits for what it does.
 Started by the worker with one JSON argument: the number of a connected socket, the format of log
-lines, and the worker's process id.
+lines, the worker's process id, and the priority at which this one works.
 The messages: `compilation.remote_build.messages`.
 """
 
@@ -75,9 +75,6 @@ from jaxd_server.user_code.interrupt import Interrupted, Interruptible, may_inte
 from jaxd_server.user_code.output import capture_user_output
 from jaxd_server.user_code.sandbox import prepare_for_user_code
 
-_NICE = 19
-"""A warm call has priority over a build, which takes what is left of the cores."""
-
 _INTERRUPT_RETRY_S = 0.05
 """A function that caught the exception is interrupted again after so long."""
 
@@ -87,7 +84,7 @@ def main() -> None:
     argument = read_argument()
     logs.configure(argument["log_format"], "builder")
     die_with_the_parent()
-    os.nice(_NICE)
+    os.setpriority(os.PRIO_PROCESS, 0, argument["nice"])  # before there are other threads
     if os.getppid() != argument["parent"]:
         os._exit(1)  # the worker ended before this process could notice
     Builder(Connection(argument["fd"])).serve()

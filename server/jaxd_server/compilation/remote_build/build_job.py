@@ -15,7 +15,8 @@ from jaxd_server.compilation.compiling.compiler import Compiled, LoweredFunction
 from jaxd_server.compilation.disk_cache.programs import ProgramCache
 from jaxd_server.compilation.functions.function import Function
 from jaxd_server.compilation.functions.table import WHAT_ENDS_PROCESSES, FunctionSource
-from jaxd_server.compilation.remote_build.builder_process import BuilderPool, BuilderProcess
+from jaxd_server.compilation.remote_build.builder_pool import BuilderPool
+from jaxd_server.compilation.remote_build.builder_process import BuilderProcess
 from jaxd_server.compilation.remote_build.messages import (
     BuildOrder,
     Built,

@@ -20,6 +20,7 @@ from jaxd_server.codec.arguments import Arguments, build_arguments, empty_leaves
 from jaxd_server.codec.results import result_layout
 from jaxd_server.codec.signature import signature_of
 from jaxd_server.compilation.compiling.compiler import Compiler, explained
+from jaxd_server.compilation.executable_source import BuildQuota
 from jaxd_server.compilation.functions.function import Function
 from jaxd_server.compilation.functions.table import FunctionSource
 from jaxd_server.execution.call import Reply
@@ -41,12 +42,14 @@ class Stages:
         pipeline: has the functions, admits the requests, and counts traces and lowerings;
             compilations count themselves.
         compiler: limits the builds at a time.
+        quota: how much may be built for whom.
     """
 
-    def __init__(self, pipeline: Pipeline, compiler: Compiler) -> None:
+    def __init__(self, pipeline: Pipeline, compiler: Compiler, quota: BuildQuota) -> None:
         self._pipeline = pipeline
         self._counters = pipeline.counters
         self._compiler = compiler
+        self._quota = quota
         self._devices = Devices()
 
     def answer(
@@ -54,6 +57,7 @@ class Stages:
         source: FunctionSource,
         args: tuple[Any, ...],
         buffers: Sequence[memoryview],
+        principal: str = "",
         own: Counts | None = None,
     ) -> Reply:
         """One stage of a function, as JSON.
@@ -63,20 +67,24 @@ class Stages:
             args: key, skeleton, stage, dialect and whether with source locations; see
                 `jaxd_protocol.messages.calls`.
             buffers: the pickles of the skeleton.
-            own: the counts of the principal that asks.
+            principal: for whom.
+            own: the counts of that principal.
 
         Raises:
             ProtocolError: when there is no such stage.
+            LimitExceeded: when nothing more is built for the principal now.
             Exception: what a call of the function raises before it runs.
         """
         key, skeleton, stage, dialect, places = args
         if stage not in _STAGES:
             raise ProtocolError("a question about the stages of a function cannot be read.")
         with self._pipeline.operation(f"({stage})"):
+            self._quota.require(principal)
             function = unpacked_function(self._pipeline.functions, key, source)
             self._devices.of(function.options.device, 0)
             arguments = _arguments(function, skeleton, buffers)
-            with self._compiler.room.turn(f"({stage})"), self._counters.on_behalf_of(own):
+            turn = self._compiler.room.turn(f"({stage})")
+            with turn, self._quota.charging(principal), self._counters.on_behalf_of(own):
                 found = self._shown(function, arguments, stage, dialect, places=places)
             return json.dumps(found), ()
 
