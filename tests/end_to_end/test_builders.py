@@ -283,6 +283,38 @@ def test_functions_are_built_elsewhere_once_a_second_client_is_there(
             assert int(second.persistent_call(where)(0)) == pid
 
 
+@reads_its_process
+def test_what_is_shown_of_a_function_is_traced_there_as_well(
+    server: LiveServer, start_live: Callable[..., LiveServer]
+) -> None:
+    """With the same text; what crashes there leaves the worker alone."""
+
+    def where(x: Any) -> Any:
+        import os
+
+        return x + os.getpid()
+
+    def fails(x: Any) -> Any:
+        raise LookupError("of the user's")
+
+    def affine(x: Any) -> Any:
+        return x * 3 + 1
+
+    worker = start_live("--build-in", "worker")
+    with connect(server.unix) as client, connect(worker.unix) as other:
+        assert str(builder_pid(server)) in client.persistent_call(where).jaxpr(0)
+        assert str(worker.worker_pid()) in other.persistent_call(where).jaxpr(0)
+        shown = [one.persistent_call(affine).jaxpr(X) for one in (client, other)]
+        assert shown[0] == shown[1]
+        assert spent(client, lambda: client.persistent_call(affine).jaxpr(X)) == (1, 0, 0)
+        with pytest.raises(LookupError, match="of the user's"):
+            client.persistent_call(fails).jaxpr(X)
+        pid = server.worker_pid()
+        with pytest.raises(InternalError, match="signal 11"):
+            client.persistent_call(crashes).jaxpr(X)
+        assert server.worker_pid() == pid
+
+
 TOKENS = (
     test_results_home.HELD
     + """
@@ -377,14 +409,9 @@ def test_a_single_client_that_works_has_a_builder_ready_for_the_next(
             assert int(other.persistent_call(where)(np.zeros(2, np.int32))[0]) == pid
 
 
-def is_alive(pid: int) -> bool:
-    """Whether there is such a process."""
-    return Path(f"/proc/{pid}").exists()
-
-
 def until_gone(pid: int) -> None:
     """Returns when there is no such process."""
-    until(lambda: not is_alive(pid))
+    until(lambda: not is_running(pid))
 
 
 def being_compiled(client: Client, function: Any) -> Any:
@@ -439,7 +466,7 @@ def test_a_builder_that_is_killed_while_it_compiles(
         until(lambda: client.statistics().lowers > before)
         assert not future.done()
         second = server.wait_for("builder_ready", 2)[-1]["pid"]
-        os.kill(next(pid for pid in (second, builder_pid(server, 2)) if is_alive(pid)), 9)
+        os.kill(next(pid for pid in (second, builder_pid(server, 2)) if is_running(pid)), 9)
         with pytest.raises(InternalError, match=r"in another one \(signal 9\)"):
             future.result(30)
         assert client.persistent_call(lambda x: x + 3)(X).tolist() == (X + 3).tolist()

@@ -169,7 +169,7 @@ def test_a_server_needs_nothing_that_only_linux_has(
     folders = [str(tmp_path), *(str(ROOT / part) for part in ("client", "server", "shared"))]
     server = start_live("--build-in", "builder", PYTHONPATH=os.pathsep.join(folders))
     x = np.linspace(0, 1, 4, dtype=np.float32)
-    with connect(server.unix) as client, connect(server.tcp) as other:
+    with connect(server.unix) as client, connect(server.unix) as other:
         double = client.persistent_call(lambda x: x * 2)
         assert double(x).tolist() == (x * 2).tolist()
         assert other.persistent_call(lambda x: x * 3)(x).tolist() == (x * 3).tolist()

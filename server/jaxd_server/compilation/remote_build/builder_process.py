@@ -33,6 +33,7 @@ from jaxd_server.compilation.remote_build.messages import (
     Ready,
     Reply,
     Request,
+    ShowOrder,
 )
 from jaxd_server.runtime.events import Emit
 from jaxd_server.runtime.logs import log_event
@@ -181,8 +182,8 @@ class BuilderProcess:
                 return _NOT_RUNNING
             connection = self._connection
             self._waiting[number] = inbox
-        traces = isinstance(request, BuildOrder)
-        self.builds += isinstance(request, BuildOrder | CompileOrder)
+        traces = isinstance(request, BuildOrder | ShowOrder)
+        self.builds += traces or isinstance(request, CompileOrder)
         try:
             with self._sending:
                 connection.send(request._replace(number=number))

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, Literal, NamedTuple
 
-from jaxd_server.compilation.compiling.build_request import BuildRequest
+from jaxd_server.compilation.compiling.build_request import BuildRequest, Question
 from jaxd_server.compilation.compiling.compiler import LoweredFunction
 from jaxd_server.compilation.disk_cache.programs import ProgramCache
 from jaxd_server.compilation.disk_cache.records import call_name
@@ -24,11 +24,13 @@ from jaxd_server.compilation.remote_build.build_job import (
     RemoteBuild,
     RemoteCompile,
     build_order_of,
+    order_of_question,
 )
 from jaxd_server.compilation.remote_build.builder_pool import BuilderPool
 from jaxd_server.compilation.remote_build.builder_process import BuilderProcess
 from jaxd_server.jax_compat.lowered import has_operations
 from jaxd_server.runtime.counters import Counters
+from jaxd_server.runtime.events import SILENT, OutputOnce
 from jaxd_server.runtime.imported_packages import ImportedPackages
 
 BuildIn = Literal["auto", "worker", "builder"]
@@ -142,6 +144,22 @@ class BuildPolicy:
         if not builders.all_know(order.described.fingerprint):
             remote_build.add_code()  # before it has its turn: the client may take a while
         return remote_build
+
+    def remote_question(self, question: Question) -> RemoteBuild | None:
+        """The same for a question about a function, which is traced where a build of it would be.
+
+        Raises:
+            Exception: what asking the client raises.
+        """
+        builders, function = self._builders, question.function
+        if not self._traces_there(function) or function.key in builders.refused:
+            return None
+        name = call_name(function, question.arguments)
+        order = None if name is None else order_of_question(question, name)
+        if order is None:
+            return None
+        cache, emit = self._program_cache, OutputOnce(SILENT)
+        return RemoteBuild(builders, function, order, question.source, cache, emit)
 
     def compiled_there(self, request: BuildRequest, lowered: LoweredFunction) -> LoweredFunction:
         """A function that was lowered here, with the builder that compiles it, if one does.

@@ -335,7 +335,9 @@ class WorkerComponents:
         return WorkerContext(
             pipeline=self.pipeline,
             operations=AdminService(self.pipeline),
-            stages=Stages(self.pipeline, compilation.compiler, compilation.quota),
+            stages=Stages(
+                self.pipeline, compilation.compiler, compilation.quota, compilation.building
+            ),
             runners=FairThreadPool(options.threads, "jaxd-run"),
             builders=ThreadPerTask(_BUILDER_THREADS, "jaxd-build"),
             watchdog=StallWatchdog(),
