@@ -47,6 +47,7 @@ __all__ = [
     "UnsharedWarning",
     "ValueDeleted",
     "ValuesDied",
+    "ValuesDiedWarning",
     "ValuesFull",
     "ValuesLost",
     "VersionMismatch",
@@ -319,6 +320,10 @@ class UnsharedWarning(UserWarning):
 
 class SharedDeviceWarning(UserWarning):
     """This process uses the accelerator that a server on the same machine uses."""
+
+
+class ValuesDiedWarning(UserWarning):
+    """The arrays of this process died on the server, for which they took too much memory."""
 
 
 class SkewWarning(UserWarning):

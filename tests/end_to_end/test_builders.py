@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from jaxd import Client, connect
-from jaxd.errors import InternalError
+from jaxd.errors import InternalError, TracedReadWarning
 from tests.end_to_end import test_results_home
 from tests.end_to_end.gates import Gate
 from tests.live_server import LiveServer, live_server
-from tests.server.staging import until
+from tests.server.staging import is_running, until
 from tests.xla_flags import devices
 
 X = np.linspace(0, 1, 4, dtype=np.float32)
@@ -264,13 +264,14 @@ def test_nothing_is_left_of_a_worker_that_is_killed(
 
 
 @reads_its_process
-def test_a_client_that_is_alone_needs_no_builder(start_live: Callable[..., LiveServer]) -> None:
-    """One is started for the first build beside another client, which does not wait for it."""
+def test_functions_are_built_elsewhere_once_a_second_client_is_there(
+    start_live: Callable[..., LiveServer],
+) -> None:
+    """A builder is started then at the latest."""
     server = start_live()
     with connect(server.unix) as first:
         first.persistent_call(lambda x: x + 1)(X)
         with connect(server.unix) as second:
-            assert "builder_ready" not in {line["event"] for line in server.lines}
             second.persistent_call(lambda x: x + 2)(X)
             pid = builder_pid(server)
 
@@ -280,6 +281,38 @@ def test_a_client_that_is_alone_needs_no_builder(start_live: Callable[..., LiveS
                 return x + os.getpid()
 
             assert int(second.persistent_call(where)(0)) == pid
+
+
+@reads_its_process
+def test_what_is_shown_of_a_function_is_traced_there_as_well(
+    server: LiveServer, start_live: Callable[..., LiveServer]
+) -> None:
+    """With the same text; what crashes there leaves the worker alone."""
+
+    def where(x: Any) -> Any:
+        import os
+
+        return x + os.getpid()
+
+    def fails(x: Any) -> Any:
+        raise LookupError("of the user's")
+
+    def affine(x: Any) -> Any:
+        return x * 3 + 1
+
+    worker = start_live("--build-in", "worker")
+    with connect(server.unix) as client, connect(worker.unix) as other:
+        assert str(builder_pid(server)) in client.persistent_call(where).jaxpr(0)
+        assert str(worker.worker_pid()) in other.persistent_call(where).jaxpr(0)
+        shown = [one.persistent_call(affine).jaxpr(X) for one in (client, other)]
+        assert shown[0] == shown[1]
+        assert spent(client, lambda: client.persistent_call(affine).jaxpr(X)) == (1, 0, 0)
+        with pytest.raises(LookupError, match="of the user's"):
+            client.persistent_call(fails).jaxpr(X)
+        pid = server.worker_pid()
+        with pytest.raises(InternalError, match="signal 11"):
+            client.persistent_call(crashes).jaxpr(X)
+        assert server.worker_pid() == pid
 
 
 TOKENS = (
@@ -356,14 +389,29 @@ def compiles_for_ever(x: Any) -> Any:
     return x + lax.reduce_window(numbers, np.float32(0), lax.add, (30_000,), (1,), "VALID").sum()
 
 
-def is_alive(pid: int) -> bool:
-    """Whether there is such a process."""
-    return Path(f"/proc/{pid}").exists()
+def test_a_single_client_that_works_has_a_builder_ready_for_the_next(
+    start_live: Callable[..., LiveServer],
+) -> None:
+    """Its own functions are built in the worker all the same."""
+    server = start_live()
+    with connect(server.unix) as client:
+        client.persistent_call(lambda x: x + 1)(X)
+        pid = builder_pid(server)
+
+        def where(x: Any) -> Any:
+            import os
+
+            return x + os.getpid()
+
+        with pytest.warns(TracedReadWarning):
+            assert int(client.persistent_call(where)(0)) == server.worker_pid()
+        with connect(server.unix) as other, pytest.warns(TracedReadWarning):
+            assert int(other.persistent_call(where)(np.zeros(2, np.int32))[0]) == pid
 
 
 def until_gone(pid: int) -> None:
     """Returns when there is no such process."""
-    until(lambda: not is_alive(pid))
+    until(lambda: not is_running(pid))
 
 
 def being_compiled(client: Client, function: Any) -> Any:
@@ -418,7 +466,7 @@ def test_a_builder_that_is_killed_while_it_compiles(
         until(lambda: client.statistics().lowers > before)
         assert not future.done()
         second = server.wait_for("builder_ready", 2)[-1]["pid"]
-        os.kill(next(pid for pid in (second, builder_pid(server, 2)) if is_alive(pid)), 9)
+        os.kill(next(pid for pid in (second, builder_pid(server, 2)) if is_running(pid)), 9)
         with pytest.raises(InternalError, match=r"in another one \(signal 9\)"):
             future.result(30)
         assert client.persistent_call(lambda x: x + 3)(X).tolist() == (X + 3).tolist()
@@ -469,6 +517,45 @@ def test_a_trace_that_cannot_be_interrupted_is_stopped(
         assert future.cancel()
         until_gone(pid)
         assert client.persistent_call(lambda x: x + 5)(X).tolist() == (X + 5).tolist()
+
+
+@pytest.mark.parametrize("how", ["cancelled", "builder", "worker"])
+def test_processes_that_a_trace_has_started_do_not_stay(
+    how: str, start_live: Callable[..., LiveServer], runtime: Path
+) -> None:
+    """When its builder is ended because no call waits, or ends, or its worker does."""
+    server = start_live("--build-in", "builder")
+    began = runtime / "began"
+
+    def starts_some(x: Any, path: str) -> Any:
+        import os
+        import pathlib
+        import subprocess
+        import time
+
+        if pathlib.Path(path).exists():
+            raise InterruptedError("it was traced once more")
+        left = [subprocess.Popen(["sleep", "600"]).pid]
+        if not os.fork():
+            time.sleep(600)
+        written = pathlib.Path(path + ".new")
+        written.write_text(str(left[0]))
+        written.rename(path)
+        time.sleep(600)
+        return x
+
+    with connect(server.unix) as client:
+        future = client.persistent_call(starts_some, static_argnums=1).submit(X, str(began))
+        until(began.exists)
+        builder = builder_pid(server)
+        children = Path(f"/proc/{builder}/task/{builder}/children")
+        left = [int(began.read_text()), *map(int, children.read_text().split())]
+        if how == "cancelled":
+            assert future.cancel()
+        else:
+            os.kill(builder if how == "builder" else server.worker_pid(), signal.SIGKILL)
+            assert isinstance(future.exception(60), InterruptedError)
+        until(lambda: not any(map(is_running, left)))
 
 
 WAITS = """

@@ -1,13 +1,20 @@
-"""A client where the system offers little: no Unix sockets, no fork hooks, no sendmsg."""
+"""A client, and a server, where the system offers little: as elsewhere than on Linux."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from tests.live_server import LiveServer
+from jaxd import connect, errors
+from tests.end_to_end.test_builders import compiles_for_ever
+from tests.live_server import ROOT, LiveServer
 
 PRELUDE = """
 import os, select, socket, sys
@@ -126,3 +133,53 @@ def test_the_commands_fail_in_words(live: LiveServer, command: list[str]) -> Non
     program = f"from jaxd.cli.__main__ import main\nraise SystemExit(main({command!r}))"
     run: Any = live.run(PRELUDE + program)
     assert "Traceback" not in run.stderr
+
+
+NOT_LINUX = """
+import builtins, io, os, select, socket
+
+for module, names in [
+    (socket, ["SO_PEERCRED", "AF_NETLINK", "TCP_USER_TIMEOUT"]),
+    (os, ["memfd_create", "eventfd", "eventfd_write", "waitid", "pidfd_open", "sched_getaffinity",
+          "sched_setscheduler", "sched_param", "SCHED_IDLE", "setresuid", "getresuid"]),
+    (select, ["epoll"]),
+]:
+    for name in names:
+        if hasattr(module, name):
+            delattr(module, name)
+
+def without_system_folders(function):
+    def hidden(path=".", *args, **kwargs):
+        if isinstance(path, str) and path.startswith(("/proc", "/sys/")):
+            raise FileNotFoundError(2, "No such file or directory", path)
+        return function(path, *args, **kwargs)
+    return hidden
+
+for module, name in [(builtins, "open"), (io, "open"), (os, "listdir"), (os, "stat")]:
+    setattr(module, name, without_system_folders(getattr(module, name)))
+"""
+"""What macOS has not, before anything is imported."""
+
+
+def test_a_server_needs_nothing_that_only_linux_has(
+    start_live: Callable[..., LiveServer], tmp_path: Path
+) -> None:
+    """Calls, values, builders, a build that is given up, and a worker that is killed."""
+    (tmp_path / "sitecustomize.py").write_text(NOT_LINUX)
+    folders = [str(tmp_path), *(str(ROOT / part) for part in ("client", "server", "shared"))]
+    server = start_live("--build-in", "builder", PYTHONPATH=os.pathsep.join(folders))
+    x = np.linspace(0, 1, 4, dtype=np.float32)
+    with connect(server.unix) as client, connect(server.unix) as other:
+        double = client.persistent_call(lambda x: x * 2)
+        assert double(x).tolist() == (x * 2).tolist()
+        assert other.persistent_call(lambda x: x * 3)(x).tolist() == (x * 3).tolist()
+        kept = client.put(x)
+        before = client.statistics().lowers
+        endless = client.persistent_call(compiles_for_ever).submit(x)
+        while client.statistics().lowers == before:
+            pass
+        assert endless.cancel()
+        os.kill(server.worker_pid(), signal.SIGKILL)
+        assert double(x).tolist() == (x * 2).tolist()
+        with pytest.raises(errors.ValuesDied):
+            np.asarray(kept)

@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import control_path
 from tests.end_to_end.gates import Gate, advice, in_thread
 from tests.live_server import ROOT, LiveServer
+from tests.server.staging import until
 
 pytestmark = pytest.mark.faults
 
@@ -173,6 +175,8 @@ def test_the_system_has_no_memory_left(start_live: StartLive, tmp_path: Path) ->
         with pytest.raises(errors.ValuesDied) as caught:
             np.asarray(small)
         assert "memory" not in str(caught.value)
+        with pytest.warns(errors.ValuesDiedWarning, match=r"want of memory.* 12\.0 MiB"):
+            most.persistent_call(lambda x: x + 1)(1.0)
         with pytest.raises(errors.ValuesFull, match=r"of 12\.0 MiB"):
             most.put(np.zeros(13 << 20, np.uint8))
         kept = most.put(np.zeros(11 << 20, np.uint8))
@@ -184,3 +188,53 @@ def test_the_system_has_no_memory_left(start_live: StartLive, tmp_path: Path) ->
         with pytest.raises(errors.ValuesFull, match=r"of 8\.2 MiB"):
             most.put(np.zeros(9 << 20, np.uint8))
     assert not (send_request(control, {"ask": "quarantined"}) or {})["quarantined"]
+
+
+@contextmanager
+def memory_cgroup(most: int) -> Iterator[Callable[[int], None]]:
+    """A cgroup of that many bytes; puts processes there. Skips the test where none can be made."""
+    first = Path("/sys/fs/cgroup/memory")
+    second = Path("/sys/fs/cgroup")
+    is_first = (first / "memory.limit_in_bytes").exists()
+    folder = (first if is_first else second) / f"jaxd-test-{os.getpid()}"
+    limit = "memory.limit_in_bytes" if is_first else "memory.max"
+    try:
+        if not is_first:
+            (second / "cgroup.subtree_control").write_text("+memory")
+        folder.mkdir()
+        (folder / limit).write_text(str(most))
+    except OSError as error:
+        pytest.skip(f"no cgroup can be made here: {error}")
+
+    def put(pid: int) -> None:
+        (folder / "cgroup.procs").write_text(str(pid))
+
+    try:
+        yield put
+    finally:
+        until(lambda: not (folder / "cgroup.procs").read_text().strip())
+        folder.rmdir()
+
+
+def test_the_system_ends_the_worker_for_want_of_memory(start_live: StartLive) -> None:
+    """By the limit of a cgroup: as above; who calls something else is told as well."""
+    server = start_live("--value-bytes", "64M", "--build-in", "worker")
+
+    def takes_more(x: Any) -> Any:
+        taken = bytearray(1 << 30)
+        taken[:: 1 << 12] = bytes([1]) * (1 << 18)  # each of its pages is there
+        return x + len(taken)
+
+    with connect(server.unix) as most, connect(server.unix) as least:
+        kept = most.put(np.zeros(12 << 20, np.uint8)), least.put(np.zeros(4 << 20, np.uint8))
+        control = control_path(Address.parse(server.unix))
+        assert (send_request(control, {"ask": "status"}) or {})["worker"]["value_bytes"] == 16 << 20
+        with memory_cgroup(256 << 20) as put:  # what it has taken so far is not counted there
+            put(server.worker_pid())
+            assert least.persistent_call(takes_more)(1) == 1 + (1 << 30)  # in the next worker
+            with pytest.warns(errors.ValuesDiedWarning, match=r"want of memory.* 12\.0 MiB now"):
+                most.persistent_call(lambda x: x + 1)(1.0)
+        with pytest.raises(errors.ValuesDied, match="want of memory"):
+            np.asarray(kept[0])
+        with pytest.raises(errors.ValuesFull, match=r"of 12\.0 MiB"):
+            most.put(np.zeros(13 << 20, np.uint8))

@@ -20,7 +20,7 @@ from jaxd_server.compilation.remote_build.messages import (
     Request,
     SideEffects,
 )
-from jaxd_server.compilation.remote_build.policy import BuildIn, BuildPolicy
+from jaxd_server.compilation.remote_build.policy import BuildIn, BuildPolicy, Clients
 from jaxd_server.runtime.counters import Counters
 from jaxd_server.runtime.events import SILENT, Emit
 from jaxd_server.runtime.imported_packages import ImportedPackages
@@ -78,12 +78,16 @@ class BuildScenario:
 
     Attributes:
         shared: whether there is more than one client.
+        in_use: whether one is there that works.
+        now: what the clock says.
         builders: those that were started.
     """
 
     def __init__(self, build_in: BuildIn = "auto", *, shared: bool = True) -> None:
         prepare_once()
         self.shared = shared
+        self.in_use = False
+        self.now = 100.0
         self.next: list[FakeBuilder] = []
         self.builders: list[FakeBuilder] = []
         self.counters = Counters()
@@ -91,15 +95,16 @@ class BuildScenario:
         self.functions = Functions()
         self.building = BuildPolicy(
             build_in,
-            lambda: self.shared,
+            Clients(lambda: self.shared, lambda: self.in_use),
             self.counters,
             self.packages,
             None,
             self.functions.deadly,
             self._start,  # type: ignore[arg-type]
+            clock=lambda: self.now,
         )
 
-    def _start(self) -> FakeBuilder:
+    def _start(self, in_haste: bool) -> FakeBuilder:
         self.builders.append(self.next.pop(0) if self.next else FakeBuilder())
         return self.builders[-1]
 

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,13 @@ def until(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it never happened"
         os.sched_yield()
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is such a process that has not ended."""
+    with suppress(OSError), open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
+    return False
 
 
 def waiting(condition: threading.Condition) -> int:

@@ -8,10 +8,14 @@ import socket
 import stat
 import sys
 import time
+from collections.abc import Sequence
+from contextlib import suppress
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, Final
 
 from jaxd.connection.connection import ClientConnection
 from jaxd.connection.settings import Settings
+from jaxd_protocol.base.process import start_thread
 from jaxd_protocol.errors import (
     AuthenticationFailed,
     Busy,
@@ -66,6 +70,11 @@ class Patience:
         if left_s <= 0.0:
             raise TimeoutError(errno.ETIMEDOUT, "the caller's time is over")
         return min(most, left_s)
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether there is no limit but that of each step."""
+        return self._deadline is None
 
     @property
     def is_over(self) -> bool:
@@ -245,10 +254,9 @@ def dial(address: Address, settings: Settings, patience: Patience = _NO_DEADLINE
 
         return dial_over_ssh(address, patience.seconds)
     try:
-        timeout_s = patience.seconds(CONNECT_TIMEOUT_S)
         if address.kind == "unix":
-            return _dial_unix(address, timeout_s)
-        sock = socket.create_connection(address.place, timeout_s)
+            return _dial_unix(address, patience.seconds(CONNECT_TIMEOUT_S))
+        sock = _dial_tcp(address.place, patience)
     except JaxdError:
         raise  # some of ours are OSErrors as well
     except OSError as error:
@@ -265,6 +273,97 @@ def dial(address: Address, settings: Settings, patience: Patience = _NO_DEADLINE
     except BaseException:
         sock.close()
         raise
+
+
+def _dial_tcp(place: tuple[str, int], patience: Patience) -> socket.socket:
+    """A connection to the first of a host's addresses that accepts one.
+
+    Raises:
+        OSError: when none does, or not in time, or the host has none.
+    """
+    failure = OSError(errno.EADDRNOTAVAIL, "it has no address")
+    for family, kind, protocol, _, found in _addresses(place, patience):
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.settimeout(patience.seconds(CONNECT_TIMEOUT_S))
+            sock.connect(found)
+        except OSError as error:
+            sock.close()
+            failure = error
+        except BaseException:
+            sock.close()
+            raise
+        else:
+            return sock
+    raise failure
+
+
+_AddressInfo = tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]
+
+
+def _addresses(place: tuple[str, int], patience: Patience) -> Sequence[_AddressInfo]:
+    """What the name of a host stands for.
+
+    Raises:
+        OSError: when it stands for nothing, or that is not known in time.
+    """
+    if patience.is_endless:
+        return _looked_up(place)
+    with suppress(socket.gaierror):  # it is no number
+        return _looked_up(place, socket.AI_NUMERICHOST)
+    key = (os.getpid(), *place)  # a child has none of its parent's threads
+    lookup = _lookups.get(key) or _Lookup(key)
+    return lookup.result(patience.seconds(CONNECT_TIMEOUT_S))
+
+
+def _looked_up(place: tuple[str, int], flags: int = 0) -> Sequence[_AddressInfo]:
+    return socket.getaddrinfo(*place, type=socket.SOCK_STREAM, flags=flags)
+
+
+class _Lookup:
+    """One lookup of a name, in a thread of its own: the system's has no limit that one could set.
+
+    It is left behind when the caller's time is over; whoever asks next waits for the same one.
+
+    Args:
+        key: process, host and port.
+
+    Raises:
+        Busy: when there is no thread for it.
+    """
+
+    def __init__(self, key: tuple[int, str, int]) -> None:
+        self._key = key
+        self._ended = Event()
+        self._found: Sequence[_AddressInfo] = ()
+        self._failure: BaseException | None = None
+        start_thread(Thread(target=self._run, name="jaxd-lookup", daemon=True))
+
+    def result(self, timeout_s: float) -> Sequence[_AddressInfo]:
+        """What was found.
+
+        Raises:
+            OSError: when that is nothing, or is not known in time.
+        """
+        if not self._ended.wait(timeout_s):
+            raise TimeoutError(errno.ETIMEDOUT, f"the lookup of {self._key[1]} takes too long")
+        if self._failure is not None:
+            raise self._failure
+        return self._found
+
+    def _run(self) -> None:
+        _lookups[self._key] = self
+        try:
+            self._found = _looked_up(self._key[1:])
+        except BaseException as error:  # noqa: BLE001  raised in whoever waits for it
+            self._failure = error
+        finally:
+            _lookups.pop(self._key, None)
+            self._ended.set()
+
+
+_lookups: Final[dict[tuple[int, str, int], _Lookup]] = {}
+"""Those under way; each access is atomic."""
 
 
 def _dial_unix(address: Address, timeout_s: float) -> socket.socket:

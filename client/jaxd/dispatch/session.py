@@ -307,6 +307,8 @@ class Session:
         self.accepts = welcome.get("accept", "code")
         self.platform = welcome.get("platform", "cpu")
         self.warning_queue.compare_versions(welcome["peer"].versions)
+        if connection.notice:
+            self.warning_queue.add_memory_warning(connection.notice)
         if self.platform != "cpu":
             from jaxd.interop.gpu_guard import keep_jax_off_gpu  # only with an accelerator
 

@@ -11,7 +11,12 @@ from typing import Any, NamedTuple
 
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.base.process import reset_after_fork
-from jaxd_protocol.errors import CompileAdvice, SharedDeviceWarning, SkewWarning
+from jaxd_protocol.errors import (
+    CompileAdvice,
+    SharedDeviceWarning,
+    SkewWarning,
+    ValuesDiedWarning,
+)
 
 _SHARED_PACKAGES = frozenset({"jax", "jaxlib", "numpy"})
 """Nearly every function needs them: warned of once, not once for each function."""
@@ -22,6 +27,7 @@ _MAX_CALLS = 256
 _CATEGORIES: Mapping[str, type[Warning]] = {
     "advice": CompileAdvice,
     "device": SharedDeviceWarning,
+    "memory": ValuesDiedWarning,
 }
 """Categories of the warnings that are not about packages."""
 
@@ -79,6 +85,13 @@ class WarningQueue:
     def add_device_warning(self, text: str) -> None:
         """Adds a warning that this process and the server use the same device."""
         self._add(text, category="device")
+
+    def add_memory_warning(self, notice: str) -> None:
+        """Adds a warning that this process's arrays died, and of what; it may need none of them."""
+        self._add(
+            f"the arrays of this process on the server died with its worker, {notice}.",
+            category="memory",
+        )
 
     def _add(self, text: str, package: str = "", category: str = "") -> None:
         warning = _PendingWarning("any function", package, text, category)

@@ -24,8 +24,8 @@ from jaxd_server.auth.accounts import Accounts, ConnectedAccounts
 from jaxd_server.auth.authenticator import AuthenticatedPeer, Authenticator
 from jaxd_server.auth.handshake_slots import FIRST_BYTES_S, MAX_HANDSHAKES, refuse_busy
 from jaxd_server.auth.listeners import Listener
+from jaxd_server.runtime.limits import RateLimiter, rate_limit_key
 from jaxd_server.runtime.logs import log_event
-from jaxd_server.runtime.rate_limit import RateLimiter, rate_limit_key
 from jaxd_server.runtime.threads.executors import start_vital
 
 _RESERVED_FILES = 32

@@ -32,7 +32,7 @@ from jaxd_server.auth.accounts import Accounts
 from jaxd_server.auth.handshake_slots import FIRST_BYTES_S, HandshakeSlots, UnauthenticatedPeer
 from jaxd_server.auth.tls_setup import TlsConfig, tls_config_of
 from jaxd_server.config.options import ServerOptions
-from jaxd_server.runtime.rate_limit import RateLimiter, rate_limit_key
+from jaxd_server.runtime.limits import RateLimiter, rate_limit_key
 
 GREETING_S = 10.0
 """Seconds that a whole handshake may take."""

@@ -82,6 +82,15 @@ class BuildQuota:
             for name in [name for name in self._spent if not self._left(name)]:
                 del self._spent[name]
 
+    @contextmanager
+    def charging(self, principal: str) -> Iterator[None]:
+        """Counts what is built within it, also where that is given up, or fails."""
+        started = self._clock()
+        try:
+            yield
+        finally:
+            self.spend(principal, self._clock() - started)
+
     def _left(self, principal: str) -> float:
         """What was spent, less what was refilled since."""
         spent, at = self._spent.get(principal, (0.0, 0.0))
@@ -188,14 +197,13 @@ class ExecutableSource:
     def _turn(self, request: BuildRequest, *, is_elsewhere: bool = False) -> Iterator[None]:
         """Within it, the build has its turn; while it waits, its client hears what for."""
         name = request.function.name
-        with self._compiler.room.turn(
-            name, lambda: request.emit("stage", _queued(name)), is_elsewhere=is_elsewhere
+        with (
+            self._compiler.room.turn(
+                name, lambda: request.emit("stage", _queued(name)), is_elsewhere=is_elsewhere
+            ),
+            self._quota.charging(request.principal),
         ):
-            started = time.monotonic()
-            try:
-                yield
-            finally:  # also of one that was given up, or failed
-                self._quota.spend(request.principal, time.monotonic() - started)
+            yield
 
     def moved(
         self, executable: Executable, function: Function, device: int, own: Counts | None = None

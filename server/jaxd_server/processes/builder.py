@@ -2,7 +2,7 @@
 
 So the worker's warm calls are not delayed, and it can be ended where nobody waits for what it does.
 Started by the worker with one JSON argument: the number of a connected socket, the format of log
-lines, and the worker's process id.
+lines, the worker's process id, and the priority at which this one works.
 The messages: `compilation.remote_build.messages`.
 """
 
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from jaxd_protocol.errors import JaxdError
 from jaxd_protocol.jit.options import Options
@@ -42,6 +42,7 @@ from jaxd_server.compilation.disk_cache.records import call_name
 from jaxd_server.compilation.functions.function import Described, Function
 from jaxd_server.compilation.functions.table import Functions
 from jaxd_server.compilation.remote_build.messages import (
+    Answered,
     BuildOrder,
     Built,
     CancelBuild,
@@ -59,6 +60,7 @@ from jaxd_server.compilation.remote_build.messages import (
     Refused,
     Reply,
     Request,
+    ShowOrder,
     SideEffects,
     leaves_of_request,
 )
@@ -75,8 +77,7 @@ from jaxd_server.user_code.interrupt import Interrupted, Interruptible, may_inte
 from jaxd_server.user_code.output import capture_user_output
 from jaxd_server.user_code.sandbox import prepare_for_user_code
 
-_NICE = 19
-"""A warm call has priority over a build, which takes what is left of the cores."""
+R = TypeVar("R")
 
 _INTERRUPT_RETRY_S = 0.05
 """A function that caught the exception is interrupted again after so long."""
@@ -87,7 +88,7 @@ def main() -> None:
     argument = read_argument()
     logs.configure(argument["log_format"], "builder")
     die_with_the_parent()
-    os.nice(_NICE)
+    os.setpriority(os.PRIO_PROCESS, 0, argument["nice"])  # before there are other threads
     if os.getppid() != argument["parent"]:
         os._exit(1)  # the worker ended before this process could notice
     Builder(Connection(argument["fd"])).serve()
@@ -138,7 +139,7 @@ class Builder:
                 elif isinstance(message, ReadReply):
                     self._questions[message.question].put(message)
                 else:
-                    if isinstance(message, BuildOrder):  # before anything can interrupt it
+                    if isinstance(message, BuildOrder | ShowOrder):  # before it can be interrupted
                         self._tracing[message.number] = Interruptible()
                     threads.submit(self._answer, message)
 
@@ -159,10 +160,10 @@ class Builder:
                 os._exit(1)
 
     def _answered(self, order: Request) -> Reply:
-        if isinstance(order, BuildOrder):
+        if isinstance(order, BuildOrder | ShowOrder):
             self._lowered = None
             try:
-                return self._trace(order)
+                return self._trace(order) if isinstance(order, BuildOrder) else self._show(order)
             finally:
                 del self._tracing[order.number]
         if isinstance(order, CompileOrder):
@@ -201,6 +202,34 @@ class Builder:
             return self._refused(order.number, str(error))
 
     def _trace(self, order: BuildOrder) -> Lowered | Failed | Refused | Outdated:
+        def lower(function: Function, arguments: Arguments) -> Lowered | Refused:
+            with may_interrupt(self._tracing[order.number]):
+                lowered = self._lower(order, function, arguments)
+            return self._described(order, function, lowered)
+
+        return self._with_function(order, lower)
+
+    def _show(self, order: ShowOrder) -> Answered | Failed | Refused | Outdated:
+        build = order.build._replace(number=order.number)
+
+        def show(function: Function, arguments: Arguments) -> Answered:
+            assert function.unpacked is not None
+            source = _RequestedFunction(build, self._read)
+            with (
+                may_interrupt(self._tracing[order.number]),
+                function.unpacked.traced_for(source.read),
+            ):
+                content = self._compiler.show(
+                    function.traceable, function.options, arguments, order.shown, function.captured
+                )
+            return Answered(order.number, content, self._take_side_effects())
+
+        return self._with_function(build, show)
+
+    def _with_function(
+        self, order: BuildOrder, act: Callable[[Function, Arguments], R]
+    ) -> R | Failed | Refused | Outdated:
+        """What is made of the function of an order; or why nothing is."""
         changes = self._packages.changes()
         if changes:
             return Outdated(order.number, [change.text for change in changes])
@@ -209,13 +238,11 @@ class Builder:
         except BaseException as error:  # noqa: BLE001  the worker traces it itself
             return self._refused(order.number, f"{type(error).__name__}: {error}")
         try:
-            with may_interrupt(self._tracing[order.number]):
-                lowered = self._lower(order, function, arguments)
+            return act(function, arguments)
         except Interrupted:
             return self._refused(order.number, "it was cancelled")
         except BaseException as error:  # noqa: BLE001  every exception is reported to the client
             return self._failed(order.number, error)
-        return self._described(order, function, lowered)
 
     def _refused(self, number: int, why: str, *, always: bool = False) -> Refused:
         return Refused(number, why, always=always, side=self._take_side_effects())

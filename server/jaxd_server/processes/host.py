@@ -36,7 +36,10 @@ def reap_orphans(own: Collection[int]) -> list[int]:
 
     It first peeks (`WNOWAIT`), because the exit code of an own child belongs to its `Popen`. When
     it finds such a child, it leaves the rest to the next call, after that child was collected.
+    Does nothing where the system cannot peek: a process there has no children but its own.
     """
+    if not hasattr(os, "waitid"):
+        return []
     reaped: list[int] = []
     flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
     with suppress(ChildProcessError):  # there is no child left

@@ -245,7 +245,9 @@ class ServerConnection(BulkConnection):
             with admission.shared(f"({verb})", leaves_values=verb == "put"):
                 return self._values.answer(verb, args, buffers)
         if verb == "stages":
-            return worker_context.stages.answer(self._client, args, buffers, session.counts)
+            return worker_context.stages.answer(
+                self._client, args, buffers, session.principal, session.counts
+            )
         return worker_context.operations.answer(verb, args, session.principal)
 
     def _run_inline(self, run: Callable[[], object]) -> None:

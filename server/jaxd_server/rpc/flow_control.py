@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Final
 
 from jaxd_protocol.errors import Busy, LimitExceeded
-from jaxd_server.runtime.quota import Quota
+from jaxd_server.runtime.limits import Quota
 
 _MIN_UNSENT = 64 << 20
 

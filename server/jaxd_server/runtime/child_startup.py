@@ -1,4 +1,4 @@
-"""The start and end of a child process: its argument, its parent's death, its stack dumps.
+"""The start and end of a child process: its argument, its parent's death, dumps, what it leaves.
 
 The argument is one JSON object, in the command line or in a file. All users of a machine can read
 each other's command lines, but a file without a name only if they inherit its descriptor.
@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final, NoReturn
 
+from jaxd_protocol.base.shared_memory import create_private
+
 _FILE: Final = "argument_fd"
 
 
@@ -29,7 +31,7 @@ def in_a_file(argument: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
     Raises:
         OSError: when there is no memory for it, or the process may open no more files.
     """
-    descriptor = os.memfd_create("jaxd", os.MFD_CLOEXEC)
+    descriptor = create_private()
     try:
         with open(descriptor, "wb", closefd=False) as file:
             file.write(json.dumps(argument).encode())
@@ -78,6 +80,36 @@ def request_stack_dump(pid: int) -> None:
     """Requests a stack dump of the worker with this process id, which must be ready."""
     with suppress(ProcessLookupError):
         os.kill(pid, _SIGNAL)
+
+
+_PASSES: Final = 10
+"""More than one, for what forks meanwhile; not without an end, for what cannot be ended."""
+
+
+def end_session(leader: int) -> None:
+    """Ends what is left of the session that a process had for itself, which has ended.
+
+    Does nothing where the system has no `/proc`.
+    """
+    for _ in range(_PASSES):
+        left = _members_of(leader)
+        if not left:
+            return
+        for pid in left:
+            with suppress(OSError):  # it has ended in between
+                os.kill(pid, signal.SIGKILL)
+
+
+def _members_of(session: int) -> list[int]:
+    """Its living processes; none when its number is that of another process by now."""
+    found = []
+    with suppress(OSError):
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            with suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+                state, _, _, number = file.read().rpartition(b")")[2].split()[:4]
+                if int(number) == session and state not in (b"Z", b"X"):
+                    found.append(int(name))
+    return [] if session in found else found
 
 
 def exit_process() -> NoReturn:

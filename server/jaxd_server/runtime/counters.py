@@ -103,6 +103,11 @@ class Counters:
         """Seconds since anything was counted."""
         return time.monotonic() - self._last_activity
 
+    @property
+    def has_answered(self) -> bool:
+        """Whether a call was answered."""
+        return self._counts.calls > 0
+
     def snapshot(self, own: Counts | None = None) -> dict[str, float]:
         """All counters by name, of one principal or of all, with `uptime_s` in seconds."""
         counts = self._counts if own is None else own

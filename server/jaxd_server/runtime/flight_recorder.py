@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from jaxd_protocol.base.shared_memory import create_sealed, map_file
+from jaxd_protocol.base.shared_memory import available, create_private, create_sealed, map_file
 
 _SLOTS: Final = 256
 _ROW: Final = struct.Struct("<BBd16s16sB63sH150s")
@@ -71,7 +71,7 @@ class FlightRecorder:
         Raises:
             OSError: when there is no memory for it, or the process may open no more files.
         """
-        descriptor = create_sealed(_BYTES)
+        descriptor = create_sealed(_BYTES) if available() else create_private(_BYTES)
         try:
             return cls(descriptor)
         except OSError:

@@ -28,6 +28,7 @@ from functools import lru_cache
 from types import FrameType
 from typing import Any, Final, Literal, NamedTuple, NoReturn
 
+from jaxd_protocol.base.shared_memory import create_private
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.access_paths import TRANSPARENT
 from jaxd_protocol.fingerprint.values import settings
@@ -377,7 +378,7 @@ def _no_such_file(path: str) -> FileNotFoundError:
 
 def _in_memory(content: bytes) -> int:
     """The descriptor of a file in memory with that content."""
-    number = os.memfd_create("jaxd-client-file")
+    number = create_private()
     os.write(number, content)
     os.lseek(number, 0, os.SEEK_SET)
     return number

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from jaxd_protocol.errors import ValuesFull
-from jaxd_server.runtime.quota import Quota
+from jaxd_server.runtime.limits import Quota
 from jaxd_server.values.value import NamedValues, SessionValues, Value
 
 _MAX_SHOWN: Final = 5

@@ -44,6 +44,29 @@ def create_sealed(nbytes: int) -> int:
     return descriptor
 
 
+def create_private(nbytes: int = 0) -> int:
+    """A descriptor of a new file without a name, for processes that trust each other.
+
+    In memory where the system has that; not inheritable.
+
+    Raises:
+        OSError: when there is no room for it, or the process may open no more.
+    """
+    if available():
+        descriptor = os.memfd_create("jaxd", os.MFD_CLOEXEC)
+    else:
+        import tempfile
+
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    try:
+        os.ftruncate(descriptor, nbytes)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
 def check_sealed(descriptor: int, nbytes: int) -> None:
     """Returns when a peer's file can be mapped without danger: touching what is cut off kills.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 
 from jaxd import errors
 from jaxd.connection import connect
-from jaxd.connection.connect import dial, open_connection, probe
+from jaxd.connection.connect import Patience, dial, open_connection, probe
 from jaxd.connection.settings import Settings
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.certificates import certificate_of, fingerprint_of, server_context
@@ -273,3 +274,42 @@ def test_nobody_there() -> None:
             dial(address, Settings())
     with pytest.raises(errors.NoServer, match="unix:///nowhere"):
         dial(Address.unix("/nowhere"), Settings())
+
+
+def test_a_name_that_is_not_found_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller's time counts while the system looks it up; the next one waits for the same."""
+    gate, asked = threading.Event(), []
+    real = socket.getaddrinfo
+
+    def slow(host: str, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("flags"):
+            return real(host, *args, **kwargs)
+        asked.append(host)
+        gate.wait(60)
+        return real("127.0.0.1", *args, **kwargs)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        monkeypatch.setattr(socket, "getaddrinfo", slow)
+        address = Address.tcp("slow.example", port)
+        for _ in range(2):
+            began = time.monotonic()
+            with pytest.raises(errors.NoServer, match=r"lookup of slow\.example takes too long"):
+                dial(address, Settings(), Patience(began + 0.2))
+            assert time.monotonic() - began < 20
+        assert asked == ["slow.example"]
+        gate.set()
+        dial(address, Settings(), Patience(time.monotonic() + 30)).close()
+
+
+def test_a_name_that_stands_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is the system's own error, with a limit and without."""
+
+    def unknown(*args: Any, **kwargs: Any) -> Any:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    address = Address.tcp("nowhere.example", 1)
+    for patience in (Patience(), Patience(time.monotonic() + 30)):
+        with pytest.raises(errors.NoServer, match="not known"):
+            dial(address, Settings(), patience)

@@ -11,7 +11,7 @@ import pytest
 import jaxd
 from jaxd_protocol.network.handshake import MAGIC, UNIX, handshake_with_server
 from jaxd_server.auth import acceptor as module
-from jaxd_server.runtime.rate_limit import RateLimiter
+from jaxd_server.runtime.limits import RateLimiter
 from tests.server.in_process import InProcessServer
 from tests.server.staging import Log, logged_by, until
 

@@ -7,8 +7,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxd_server.runtime.child_startup import in_a_file, read_argument, request_stack_dump
+from jaxd_server.runtime.child_startup import (
+    end_session,
+    in_a_file,
+    read_argument,
+    request_stack_dump,
+)
 from tests.live_server import source_environment
+from tests.server.staging import is_running, until
 
 if TYPE_CHECKING:
     import pytest
@@ -25,6 +31,32 @@ def test_an_argument_is_read_from_where_it_stands(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(sys, "argv", ["worker", json.dumps(given)])
         assert read_argument() == ARGUMENT
     assert not os.path.exists(f"/proc/self/fd/{descriptor}")
+
+
+LEAVES = """
+import subprocess, sys
+for group in (None, 0):  # in its own process group, and in another one
+    one = subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL, process_group=group)
+    print(one.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_what_is_left_of_a_session_is_ended() -> None:
+    """In whatever process group; not while its leader lives, which may be another process."""
+    with subprocess.Popen(
+        [sys.executable, "-c", LEAVES],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    ) as leader:
+        assert leader.stdout is not None
+        left = [int(leader.stdout.readline()) for _ in range(2)]
+        end_session(leader.pid)
+        assert all(map(is_running, left))
+        leader.kill()
+    end_session(leader.pid)
+    until(lambda: not any(map(is_running, left)))
 
 
 HANGS = """

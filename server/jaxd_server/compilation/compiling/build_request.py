@@ -14,6 +14,23 @@ from jaxd_server.runtime.counters import Counts
 from jaxd_server.runtime.events import OutputOnce
 
 
+class Question(NamedTuple):
+    """What is to be shown: of which function, and for which arguments.
+
+    Attributes:
+        function: which.
+        arguments: of what shapes.
+        skeleton, buffers: the same as in the message.
+        source: whom to ask for the code.
+    """
+
+    function: Function
+    arguments: Arguments
+    skeleton: bytes
+    buffers: Sequence[memoryview]
+    source: FunctionSource
+
+
 class BuildRequest(NamedTuple):
     """What is to be built, for whom, and for which arguments.
 

@@ -16,6 +16,7 @@ import jax
 
 from jaxd_protocol.errors import ArgumentError, ConfigurationError, InternalError, ResultError
 from jaxd_protocol.jit.options import Options
+from jaxd_protocol.jit.program_identity import program_text
 from jaxd_protocol.messages.recorded_reads import RecordedRead
 from jaxd_server.codec.arguments import Arguments
 from jaxd_server.codec.results import ResultLayout, result_layout
@@ -101,6 +102,20 @@ class LoweredFunction:
     reads: tuple[RecordedRead, ...] = ()
     dependencies: Dependencies | None = None
     elsewhere: Elsewhere | None = None
+
+
+class Shown(NamedTuple):
+    """A question about a function.
+
+    Attributes:
+        stage: `jaxpr`, `lowered`, `program` or `compiled`.
+        dialect: of the text of a lowered one.
+        places: whether that names the lines of the source.
+    """
+
+    stage: str
+    dialect: str
+    places: bool
 
 
 class Compiler:
@@ -218,6 +233,49 @@ class Compiler:
             calls_back=calls_python and has_effects(lowered),
         )
 
+    def show(
+        self,
+        function: Callable[..., Any],
+        options: Options,
+        arguments: Arguments,
+        shown: Shown,
+        captured: MutationGuard = NO_GUARD,
+    ) -> dict[str, Any]:
+        """What becomes of a function; nothing of it is kept.
+
+        Args:
+            function: what is traced.
+            options: how it is compiled.
+            arguments: those of the call, static ones included.
+            shown: what is wanted.
+            captured: what the function reaches, and must not change.
+
+        Returns:
+            What the stage says, as JSON values.
+
+        Raises:
+            Exception: whatever the function raises while it is traced, and jax's own errors.
+        """
+        args, kwargs = arguments
+        statics = MutationGuard.of_statics(arguments)
+        try:
+            with pinned(options.config), captured.kept(), statics.kept():
+                jitted = jax.jit(self._private(function), **options.jit_arguments())
+                if shown.stage == "jaxpr":
+                    traced = run_interruptibly(lambda: jitted.trace(*args, **kwargs))
+                    return {"text": str(traced.jaxpr)}
+                lowered = run_interruptibly(lambda: jitted.lower(*args, **kwargs))
+                self._counters.add(lowers=1)
+                if shown.stage == "compiled":
+                    return _analysed(lowered.compile())
+                if shown.stage == "program":
+                    return _identified(lowered, options)
+                return _described(lowered, shown)
+        except TypeError as error:
+            raise explained(error) from error
+        finally:
+            restore_defaults()
+
     def _private(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def private(*args: Any, **kwargs: Any) -> Any:
@@ -248,3 +306,37 @@ def explained(error: TypeError) -> TypeError:
             f"{text}\nPass arrays and numbers, or declare the argument in static_argnames."
         )
     return error
+
+
+def _described(lowered: Any, shown: Shown) -> dict[str, Any]:
+    return {
+        "text": lowered.as_text(shown.dialect, debug_info=shown.places),
+        "cost": _plain(lowered.cost_analysis()),
+        "result": result_layout(out_leaves(lowered), lowered.out_tree).skeleton.hex(),
+    }
+
+
+def _identified(lowered: Any, options: Options) -> dict[str, Any]:
+    """What a client compares with the program that it lowers itself."""
+    name, obstacle = program_id(lowered, options)
+    return {"id": None if obstacle else name.hex(), "text": program_text(lowered, options)}
+
+
+def _analysed(compiled: Any) -> dict[str, Any]:
+    return {
+        "text": compiled.as_text(),
+        "cost": _plain(compiled.cost_analysis()),
+        "memory": _memory(compiled.memory_analysis()),
+    }
+
+
+def _plain(cost: Any) -> dict[str, float] | None:
+    """Numbers by name; None where the backend does not say."""
+    return None if cost is None else {str(name): float(value) for name, value in cost.items()}
+
+
+def _memory(stats: Any) -> dict[str, int] | None:
+    if stats is None:
+        return None
+    found = {name: getattr(stats, name) for name in dir(stats) if not name.startswith("_")}
+    return {name: number for name, number in found.items() if type(number) is int}

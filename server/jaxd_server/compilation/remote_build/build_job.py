@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, Final, TypeVar
 
@@ -9,14 +10,16 @@ from jaxd_protocol.errors import InternalError
 from jaxd_protocol.messages.failures import ForwardedFailure
 from jaxd_server.codec.arguments import structure_of
 from jaxd_server.codec.results import ResultLayout, rebind_form
-from jaxd_server.compilation.compiling.build_request import BuildRequest
+from jaxd_server.compilation.compiling.build_request import BuildRequest, Question
 from jaxd_server.compilation.compiling.builds import check_not_abandoned, current_build
-from jaxd_server.compilation.compiling.compiler import Compiled, LoweredFunction
+from jaxd_server.compilation.compiling.compiler import Compiled, LoweredFunction, Shown
 from jaxd_server.compilation.disk_cache.programs import ProgramCache
 from jaxd_server.compilation.functions.function import Function
 from jaxd_server.compilation.functions.table import WHAT_ENDS_PROCESSES, FunctionSource
-from jaxd_server.compilation.remote_build.builder_process import BuilderPool, BuilderProcess
+from jaxd_server.compilation.remote_build.builder_pool import BuilderPool
+from jaxd_server.compilation.remote_build.builder_process import BuilderProcess
 from jaxd_server.compilation.remote_build.messages import (
+    Answered,
     BuildOrder,
     Built,
     CompileLowered,
@@ -30,6 +33,7 @@ from jaxd_server.compilation.remote_build.messages import (
     Refused,
     Reply,
     Request,
+    ShowOrder,
     sent_data,
 )
 from jaxd_server.jax_compat.lowered_transfer import NotTransferable, pack_lowered
@@ -197,6 +201,10 @@ class RemoteBuild:
 
     def _lowered(self) -> Reply:
         """What comes of tracing it, in as many builders as that takes."""
+        return self._traced(lambda order: order)
+
+    def _traced(self, request: Callable[[BuildOrder], Request]) -> Reply:
+        """The reply to a request for which it is traced."""
         while True:
             builder = self._loan.borrow(self.order.described.fingerprint)
             if self.order.described.fingerprint in builder.known:
@@ -205,11 +213,29 @@ class RemoteBuild:
                 self.add_code()
                 order = self.order
             self._emit.begin_trace()
-            reply = self._loan.ask(order, self._emit, self._source.read)
-            if isinstance(reply, Lowered | Failed | Refused):  # a useless trace counts as well
+            reply = self._loan.ask(request(order), self._emit, self._source.read)
+            # a useless trace counts as well
+            if isinstance(reply, Lowered | Answered | Failed | Refused):
                 self._builders.apply_side_effects(reply.side)
             if reply is not None:
                 return reply
+
+    def show(self, shown: Shown) -> dict[str, Any] | None:
+        """What becomes of the function; None when this process has to see to that.
+
+        Raises:
+            ForwardedFailure: with what the function, or jax, raised.
+            InternalError: when the function ended the processes that traced it.
+        """
+        try:
+            reply = self._traced(lambda order: ShowOrder(0, order, shown))
+        except _Away:
+            return None
+        if isinstance(reply, Answered):
+            self._loan.borrow().known.add(self.order.described.fingerprint)
+            return reply.content
+        self._parse_reply(reply)
+        return None
 
     def compile(self, device: int) -> Compiled | None:
         """See `Elsewhere`.
@@ -372,16 +398,23 @@ def build_order_of(request: BuildRequest, name: bytes) -> BuildOrder | None:
     scalars, buffers = sent_data(
         request.placement, request.blob, request.buffers, warm_only=request.warm_only
     )
-    described = request.function.described
+    return _order_of(request.function, request.skeleton, scalars, buffers, name)
+
+
+def order_of_question(question: Question, name: bytes) -> BuildOrder | None:
+    """As `build_order_of`, for a question."""
+    return _order_of(question.function, question.skeleton, (), question.buffers, name)
+
+
+def _order_of(
+    function: Function,
+    skeleton: bytes,
+    scalars: tuple[Any, ...],
+    buffers: Sequence[memoryview],
+    name: bytes,
+) -> BuildOrder | None:
+    described = function.described
     if described.manifest is None or sum(map(len, buffers)) > _MAX_PICKLED_BYTES:
         return None
-    return BuildOrder(
-        0,
-        request.function.key,
-        described,
-        None,
-        request.skeleton,
-        scalars,
-        tuple(map(bytes, buffers)),
-        name,
-    )
+    sent = tuple(map(bytes, buffers))
+    return BuildOrder(0, function.key, described, None, skeleton, scalars, sent, name)

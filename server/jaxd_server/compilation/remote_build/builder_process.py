@@ -1,4 +1,4 @@
-"""A worker's builders: the pool of them, and each a process, a socket and a request."""
+"""A builder as its worker has it: a process, a socket and a request."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import queue
+import signal
 import socket
 import subprocess
 import sys
@@ -15,15 +16,12 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from multiprocessing.connection import Connection
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
-from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.base.process import start_thread
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.messages.failures import encode_failure
 from jaxd_protocol.messages.recorded_reads import ProcessRead
-from jaxd_server.compilation.compiling.builds import check_not_abandoned
-from jaxd_server.compilation.functions.table import DeadlyFunctions
 from jaxd_server.compilation.remote_build.messages import (
     BuildOrder,
     CancelBuild,
@@ -35,11 +33,9 @@ from jaxd_server.compilation.remote_build.messages import (
     Ready,
     Reply,
     Request,
-    SideEffects,
+    ShowOrder,
 )
-from jaxd_server.runtime.counters import Counters
 from jaxd_server.runtime.events import Emit
-from jaxd_server.runtime.imported_packages import ImportedPackages
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.system_memory import resident_bytes
 from jaxd_server.runtime.threads.executors import process_timers
@@ -50,6 +46,11 @@ BUILDER_COMMAND: Final = (sys.executable, "-P", "-m", "jaxd_server.processes.bui
 
 INTERRUPT_S: Final = 0.5
 """How long a trace that no call waits for has to end by itself; then its process is ended."""
+
+NICE: Final = 10
+"""How much lower the priority of a builder is than its worker's. A warm call comes first; and a
+small build beside busy clients still takes part of a second, where one of priority 19 takes many.
+"""
 
 _MAX_WAIT_S: Final = 5.0
 
@@ -76,6 +77,7 @@ class BuilderProcess:
         log_format: of its log lines.
         understands: whether this process can read the sample program that it sends.
         command: what is started; it gets one JSON argument.
+        in_haste: whether it starts with the worker's priority, which it gives up once it is ready.
 
     Attributes:
         known: fingerprints of the functions whose code it has.
@@ -91,6 +93,8 @@ class BuilderProcess:
         log_format: Literal["text", "json"],
         understands: Callable[[bytes, bytes], bool],
         command: Sequence[str] = BUILDER_COMMAND,
+        *,
+        in_haste: bool = True,
     ) -> None:
         self.known: set[bytes] = set()
         self.was_ready = False
@@ -100,6 +104,7 @@ class BuilderProcess:
         self._log_format = log_format
         self._understands = understands
         self._command = tuple(command)
+        self._in_haste = in_haste
         self._settled = threading.Event()  # ready, or ended
         self.state: Literal["starting", "ready", "ended"] = "starting"
         self._why: Literal["died", "stopped", "away"] = "died"
@@ -143,8 +148,11 @@ class BuilderProcess:
     def give_way(self) -> None:
         """Has it compute only where no other process does. XLA's threads are under way already."""
         self.yields = True
-        with self._reaping, suppress(OSError, AttributeError):  # where there is no such thing
+        with self._reaping, suppress(OSError):
             if self._process is None or self._process.returncode is not None:
+                return
+            if not hasattr(os, "SCHED_IDLE"):
+                os.setpriority(os.PRIO_PROCESS, self._process.pid, 19)
                 return
             for thread in os.listdir(f"/proc/{self.pid}/task"):
                 with suppress(ProcessLookupError):
@@ -174,8 +182,8 @@ class BuilderProcess:
                 return _NOT_RUNNING
             connection = self._connection
             self._waiting[number] = inbox
-        traces = isinstance(request, BuildOrder)
-        self.builds += isinstance(request, BuildOrder | CompileOrder)
+        traces = isinstance(request, BuildOrder | ShowOrder)
+        self.builds += traces or isinstance(request, CompileOrder)
         try:
             with self._sending:
                 connection.send(request._replace(number=number))
@@ -243,9 +251,11 @@ class BuilderProcess:
             self._thread.join(_MAX_WAIT_S)
 
     def _kill(self) -> None:
+        """Ends it, with what it has started and has not left its process group."""
         with self._reaping:
-            if self._process is not None:
-                self._process.kill()
+            if self._process is not None and self._process.returncode is None:
+                with suppress(OSError):  # nothing is left of it
+                    os.killpg(self._process.pid, signal.SIGKILL)
 
     def _run(self) -> None:
         try:
@@ -265,21 +275,27 @@ class BuilderProcess:
     def _start(self) -> Connection:
         ours, theirs = socket.socketpair()
         with theirs:
+            nice = min(19, os.getpriority(os.PRIO_PROCESS, 0) + NICE)
             argument = {
                 "fd": theirs.fileno(),
                 "log_format": self._log_format,
                 "parent": os.getpid(),
+                "nice": nice,
             }
             try:
                 self._process = subprocess.Popen(  # noqa: S603  our own process
                     [*self._command, json.dumps(argument)],
                     stdin=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
+                    process_group=0,
                 )
             except OSError as error:
                 ours.close()
                 log_event("builder_not_started", level=logging.WARNING, reason=str(error))
                 raise
+        if not self._in_haste:
+            with suppress(OSError):  # it has ended
+                os.setpriority(os.PRIO_PROCESS, self._process.pid, nice)
         connection = Connection(os.dup(ours.fileno()))
         self._socket = ours
         args = (self._process, ours)
@@ -344,6 +360,7 @@ class BuilderProcess:
         if not self._exited.wait(_MAX_WAIT_S):  # it has only closed its end
             self._kill()
             self._exited.wait(_MAX_WAIT_S)
+        self._kill()  # the processes that a function has forked there
         with self._reaping:
             code = self._process.wait()
         return f"exit code {code}" if code >= 0 else f"signal {-code}"
@@ -355,246 +372,3 @@ def _wait_for_exit(process: subprocess.Popen[bytes]) -> None:
         return
     with suppress(ChildProcessError):  # another thread has reaped it
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-
-
-_MAX_KEYS: Final = 10_000
-_MAX_FAILED_STARTS: Final = 3
-
-_PAUSE_S: Final = 0.5
-_MAX_PAUSE_S: Final = 60.0
-"""After that many another start is tried once a pause, each twice as long as the last one."""
-
-_SPARE_AFTER_S: Final = 0.2
-"""While a build takes no longer, the builder that has it is soon there for the next one."""
-
-
-_LONG_S: Final = 2.0
-"""A build that takes longer gives way to others: another start of a builder is little beside it."""
-
-
-class Lifetime(NamedTuple):
-    """When a builder is replaced or ended.
-
-    Attributes:
-        builds: how many it makes at most.
-        resident: bytes of memory that it has at most; XLA gives nothing back of what it compiles.
-        idle_s: seconds that it is kept while nobody needs it.
-    """
-
-    builds: int = 500
-    resident: int = 1 << 30
-    idle_s: float = 60.0
-
-
-USUAL_LIFETIME: Final = Lifetime()
-
-
-class BuilderPool:
-    """Starts, lends and replaces builders; records what they cannot build. Thread-safe.
-
-    Args:
-        counters: to which the counts of a builder are added.
-        packages: to which the imports of a builder are added.
-        deadly: functions that crash the process that builds them.
-        start: starts a builder.
-        lifetime: when one is replaced or ended.
-        clock: seconds that only grow.
-
-    Attributes:
-        refused: functions that are never built in another process.
-        deadly: the same.
-    """
-
-    def __init__(
-        self,
-        counters: Counters,
-        packages: ImportedPackages,
-        deadly: DeadlyFunctions,
-        start: Callable[[], BuilderProcess],
-        lifetime: Lifetime = USUAL_LIFETIME,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.refused = BoundedDict[bytes, None](_MAX_KEYS)
-        self.deadly = deadly
-        self._counters = counters
-        self._packages = packages
-        self._start = start
-        self._lifetime = lifetime
-        self._clock = clock
-        self._idle: list[BuilderProcess] = []  # the one used last is at the end
-        self._lent: list[BuilderProcess] = []
-        self._new: list[BuilderProcess] = []  # whose start has not ended yet, well or not
-        self._failed_starts = 0  # one after the other
-        self._retry_at = 0.0  # when another one may be tried, if that are too many
-        self._is_closed = False
-        self._lock = threading.Lock()  # guards all of these
-
-    def lend(self, fingerprint: bytes = b"", *, unused: bool = False) -> BuilderProcess | None:
-        """A builder for the caller alone, once it has started; None: there is none now.
-
-        Args:
-            fingerprint: of a function; one that has its code is preferred.
-            unused: whether it must not have built anything.
-
-        Raises:
-            Interrupted: when no call waits any longer for what this thread builds.
-        """
-        while True:
-            builder = self._take(fingerprint, unused=unused)
-            if builder is None:
-                return None
-            try:
-                is_ready = builder.wait(check_not_abandoned)
-            except BaseException:
-                self.give_back(builder)
-                raise
-            if is_ready:
-                builder.since = self._clock()
-                self._have_long_ones_give_way(builder)
-                return builder
-            self.give_back(builder)
-
-    def _have_long_ones_give_way(self, newcomer: BuilderProcess) -> None:
-        """A short build beside one of minutes takes hardly longer than alone."""
-        before = self._clock() - _LONG_S
-        with self._lock:
-            long = [one for one in self._lent if one.since < before and not one.yields]
-        for one in long:
-            if one is not newcomer:
-                one.give_way()
-
-    def _take(self, fingerprint: bytes, *, unused: bool) -> BuilderProcess | None:
-        with self._lock:
-            if not self._may_lend():
-                return None
-            suited = [one for one in self._idle if not (unused and one.builds)]
-            if self._starts_fail:
-                suited = [one for one in suited if one.state == "ready"]
-            best = max(
-                suited,
-                key=lambda one: (fingerprint in one.known, one.state == "ready"),
-                default=None,
-            )
-            if best is not None:
-                self._idle.remove(best)
-            elif self._starts_fail:
-                return None
-            else:
-                best = self._begin_start()
-            best.since = self._clock()
-            self._lent.append(best)
-            return best
-
-    def give_back(self, builder: BuilderProcess) -> None:
-        """Takes a builder back; one that has built enough, has grown or gives way is ended."""
-        is_spent = builder.yields or builder.builds >= self._lifetime.builds
-        if not is_spent and builder.state == "ready":
-            is_spent = builder.resident() > self._lifetime.resident
-        if is_spent:
-            log_event("builder_replaced", pid=builder.pid, builds=builder.builds)
-            builder.end()
-        with self._lock:
-            self._lent.remove(builder)
-            if not is_spent and not self._is_closed:
-                builder.since = self._clock()
-                self._idle.append(builder)
-            self._sort_out()
-
-    def all_know(self, fingerprint: bytes) -> bool:
-        """Whether whichever builder is lent next has the code of a function."""
-        with self._lock:
-            there = (*self._idle, *self._lent)
-            return bool(there) and all(fingerprint in one.known for one in there)
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether one could begin at once."""
-        with self._lock:
-            return any(one.state == "ready" for one in self._idle)
-
-    def can_lend(self) -> bool:
-        """Whether a build may be given to a builder: not while they cannot be started.
-
-        Then another start is tried now and then, which nobody waits for.
-        """
-        with self._lock:
-            return self._may_lend()
-
-    def start_spare(self) -> None:
-        """Starts one if there is none, or none but such as have been at work for long."""
-        with self._lock:
-            now = self._clock()
-            if not self._may_lend() or self._starts_fail or self._idle:
-                return
-            if all(
-                one.state != "starting" and now - one.since > _SPARE_AFTER_S for one in self._lent
-            ):
-                self._idle.append(self._begin_start())
-
-    def end_idle(self, keep: int) -> None:
-        """Ends those that nobody has needed for long, but for the `keep` that were used last."""
-        with self._lock:
-            self._sort_out()
-            before = self._clock() - self._lifetime.idle_s
-            over = [one for one in self._idle[: len(self._idle) - keep] if one.since < before]
-            self._idle = [one for one in self._idle if one not in over]
-        for one in over:
-            one.end()
-
-    def _sort_out(self) -> None:
-        """Forgets those that have ended, and learns which have started. The lock is held."""
-        self._idle = [one for one in self._idle if one.state != "ended"]
-        settled = [one for one in self._new if one.state != "starting"]
-        self._new = [one for one in self._new if one not in settled]
-        for one in settled:
-            if one.was_ready and self._starts_fail:
-                log_event("builders_start_again")
-            if one.was_ready:
-                self._failed_starts = 0
-            elif one.has_failed:
-                self._count_failed_start()
-
-    def _count_failed_start(self) -> None:
-        self._failed_starts += 1
-        over = self._failed_starts - _MAX_FAILED_STARTS
-        if over == 0:
-            log_event("builders_do_not_start", level=logging.WARNING)
-        if over >= 0:
-            self._retry_at = self._clock() + min(_MAX_PAUSE_S, _PAUSE_S * 2 ** min(over, 10))
-
-    @property
-    def _starts_fail(self) -> bool:
-        return self._failed_starts >= _MAX_FAILED_STARTS
-
-    def _may_lend(self) -> bool:
-        """See `can_lend`. The lock is held."""
-        self._sort_out()
-        if self._is_closed:
-            return False
-        if not self._starts_fail:
-            return True
-        if not self._new and self._clock() >= self._retry_at:
-            self._idle.append(self._begin_start())
-        return any(one.state == "ready" for one in self._idle)
-
-    def _begin_start(self) -> BuilderProcess:
-        """A builder that starts. The lock is held."""
-        builder = self._start()
-        builder.since = self._clock()
-        self._new.append(builder)
-        return builder
-
-    def close(self) -> None:
-        """Ends all builders; there are none after that."""
-        with self._lock:
-            self._is_closed = True
-            left, self._idle = [*self._idle, *self._lent], []
-        for one in left:
-            one.end()
-        for one in left:
-            one.close()
-
-    def apply_side_effects(self, side: SideEffects) -> None:
-        """Applies counters and imports that a builder has reported."""
-        self._counters.add(**side.counts)
-        self._packages.adopt(side.packages)

@@ -2,7 +2,8 @@
 
 A builder works on one build at a time. The worker sends a `BuildOrder` and gets what came of
 tracing it: `Lowered` where all is well. Unless the worker has that program already, it sends
-`CompileLowered`, and gets `Built`. A `CompileOrder` is for what the worker has lowered itself.
+`CompileLowered`, and gets `Built`. A `CompileOrder` is for what the worker has lowered itself. A
+`ShowOrder` asks what becomes of a function, of which nothing is kept.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from jaxd_server.runtime.imported_packages import Dependencies
 
 if TYPE_CHECKING:
     from jaxd_protocol.jit.options import Options
-    from jaxd_server.compilation.compiling.compiler import Compiled
+    from jaxd_server.compilation.compiling.compiler import Compiled, Shown
 
 
 class BuildOrder(NamedTuple):
@@ -80,13 +81,27 @@ class HandOver(NamedTuple):
     number: int
 
 
+class ShowOrder(NamedTuple):
+    """A request to show what becomes of a function; its answer: `Answered`.
+
+    Attributes:
+        number: as above.
+        build: what would be built.
+        shown: what is wanted.
+    """
+
+    number: int
+    build: BuildOrder
+    shown: Shown
+
+
 class CancelBuild(NamedTuple):
     """Interrupts a trace; its request is answered all the same."""
 
     number: int
 
 
-Request = BuildOrder | CompileOrder | CompileLowered | HandOver
+Request = BuildOrder | CompileOrder | CompileLowered | HandOver | ShowOrder
 
 
 class ReadRequest(NamedTuple):
@@ -168,6 +183,14 @@ class Packed(NamedTuple):
     data: bytes
 
 
+class Answered(NamedTuple):
+    """What is shown, as JSON values."""
+
+    number: int
+    content: dict[str, Any]
+    side: SideEffects
+
+
 class Failed(NamedTuple):
     """The function raised an exception, or jax did, or its result cannot travel."""
 
@@ -205,7 +228,7 @@ class Ended(NamedTuple):
     why: Literal["died", "stopped", "away"]
 
 
-Reply = Lowered | Built | Packed | Failed | Refused | Outdated | Ended
+Reply = Lowered | Built | Packed | Answered | Failed | Refused | Outdated | Ended
 
 
 def sent_data(

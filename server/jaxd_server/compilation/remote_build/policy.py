@@ -3,16 +3,18 @@
 Tracing holds the interpreter, so that other clients of the worker would wait meanwhile, and what
 crashes while it is traced or compiled would take their values along. So a builder does it, see
 `processes.builder`. A single client would delay only itself: its functions are traced here, and
-only programs that take long to compile are compiled there, so that this can be stopped.
+only programs that take long to compile are compiled there, so that this can be stopped. A builder
+is ready all the same once that client has worked for a while: the next one does not wait for it.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
-from jaxd_server.compilation.compiling.build_request import BuildRequest
+from jaxd_server.compilation.compiling.build_request import BuildRequest, Question
 from jaxd_server.compilation.compiling.compiler import LoweredFunction
 from jaxd_server.compilation.disk_cache.programs import ProgramCache
 from jaxd_server.compilation.disk_cache.records import call_name
@@ -22,15 +24,13 @@ from jaxd_server.compilation.remote_build.build_job import (
     RemoteBuild,
     RemoteCompile,
     build_order_of,
+    order_of_question,
 )
-from jaxd_server.compilation.remote_build.builder_process import (
-    USUAL_LIFETIME,
-    BuilderPool,
-    BuilderProcess,
-    Lifetime,
-)
+from jaxd_server.compilation.remote_build.builder_pool import BuilderPool
+from jaxd_server.compilation.remote_build.builder_process import BuilderProcess
 from jaxd_server.jax_compat.lowered import has_operations
 from jaxd_server.runtime.counters import Counters
+from jaxd_server.runtime.events import SILENT, OutputOnce
 from jaxd_server.runtime.imported_packages import ImportedPackages
 
 BuildIn = Literal["auto", "worker", "builder"]
@@ -44,37 +44,56 @@ _VERY_MANY: Final = 1000
 """Operations of a program for which that client waits until a builder has started."""
 
 
+_SETTLED_S: Final = 2.0
+"""Seconds after the first result of a single client until a builder is started: not beside what
+that client waits for, and not for one that is gone by then."""
+
+
+class Clients(NamedTuple):
+    """What is known of those for whom is built.
+
+    Attributes:
+        are_several: whether more than one is there.
+        are_served: whether one is there, and calls are being answered.
+    """
+
+    are_several: Callable[[], bool]
+    are_served: Callable[[], bool]
+
+
 class BuildPolicy:
     """Chooses which builds go to a builder. Thread-safe.
 
     Args:
         build_in: where functions are built.
-        is_shared: whether more than one client is there.
+        clients: who is there.
         counters: to which the counts of builders are added.
         packages: to which the imports of builders are added. Where they have changed, a builder is
             the process that has the new ones.
         program_cache: where packed functions are found; None where nothing is kept.
         deadly: functions that crash the process that builds them: to be recorded there.
-        start: starts a builder.
-        lifetime: when a builder is replaced or ended.
+        start: starts a builder; without haste, where the argument is False.
+        clock: seconds that only grow.
     """
 
     def __init__(
         self,
         build_in: BuildIn,
-        is_shared: Callable[[], bool],
+        clients: Clients,
         counters: Counters,
         packages: ImportedPackages,
         program_cache: ProgramCache | None,
         deadly: DeadlyFunctions,
-        start: Callable[[], BuilderProcess],
-        lifetime: Lifetime = USUAL_LIFETIME,
+        start: Callable[[bool], BuilderProcess],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._build_in = build_in
-        self._is_shared = is_shared
+        self._clients = clients
+        self._clock = clock
+        self._served_since: float | None = None  # None: nobody is served
         self._packages = packages
         self._program_cache = program_cache
-        self._builders = BuilderPool(counters, packages, deadly, start, lifetime)
+        self._builders = BuilderPool(counters, packages, deadly, start, clock=clock)
 
     def start(self) -> None:
         """Starts a builder now if every build goes there."""
@@ -82,14 +101,23 @@ class BuildPolicy:
             self._builders.start_spare()
 
     def poll(self) -> None:
-        """Has a spare ready while several clients are there; ends those that nobody needs.
+        """Has a spare ready while clients are there; ends those that nobody needs.
 
         To be called several times a second.
         """
-        is_shared = self._build_in == "auto" and self._is_shared()
-        if is_shared:
+        is_wanted = self._build_in == "auto" and (self._clients.are_several() or self._is_settled())
+        if is_wanted:
             self._builders.start_spare()
-        self._builders.end_idle(keep=int(is_shared))
+        self._builders.end_idle(keep=int(is_wanted))
+
+    def _is_settled(self) -> bool:
+        """Whether the only client has worked for a while, and still does."""
+        if not self._clients.are_served():
+            self._served_since = None
+            return False
+        if self._served_since is None:
+            self._served_since = self._clock()
+        return self._clock() - self._served_since >= _SETTLED_S
 
     def remote_build(self, request: BuildRequest) -> RemoteBuild | None:
         """The build of a function in a builder; None: it is traced here.
@@ -117,6 +145,22 @@ class BuildPolicy:
             remote_build.add_code()  # before it has its turn: the client may take a while
         return remote_build
 
+    def remote_question(self, question: Question) -> RemoteBuild | None:
+        """The same for a question about a function, which is traced where a build of it would be.
+
+        Raises:
+            Exception: what asking the client raises.
+        """
+        builders, function = self._builders, question.function
+        if not self._traces_there(function) or function.key in builders.refused:
+            return None
+        name = call_name(function, question.arguments)
+        order = None if name is None else order_of_question(question, name)
+        if order is None:
+            return None
+        cache, emit = self._program_cache, OutputOnce(SILENT)
+        return RemoteBuild(builders, function, order, question.source, cache, emit)
+
     def compiled_there(self, request: BuildRequest, lowered: LoweredFunction) -> LoweredFunction:
         """A function that was lowered here, with the builder that compiles it, if one does.
 
@@ -135,14 +179,14 @@ class BuildPolicy:
 
     def _traces_there(self, function: Function) -> bool:
         is_deadly = function.described in self._builders.deadly
-        gains = self._packages.have_changed or self._is_shared() or is_deadly
+        gains = self._packages.have_changed or self._clients.are_several() or is_deadly
         wanted = self._build_in == "builder" or (self._build_in == "auto" and gains)
         return wanted and self._builders.can_lend()
 
     def _compiles_there(self, lowered: LoweredFunction) -> bool:
         if self._build_in == "worker":
             return False
-        if self._build_in == "builder" or self._is_shared():
+        if self._build_in == "builder" or self._clients.are_several():
             return self._builders.can_lend()
         if not has_operations(lowered.lowered, _MANY) or not self._builders.can_lend():
             return False

@@ -34,11 +34,12 @@ class OutputRelay(threading.Thread):
     def __init__(self, descriptor: int) -> None:
         super().__init__(name="jaxd-output", daemon=True)
         try:
-            self._ending: int | None = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            self._ended, ending = os.pipe()
         except OSError:
             os.close(descriptor)
             raise
-        self._pipe = io.BufferedReader(_EndedPipe(descriptor, self._ending))
+        self._ending: int | None = ending
+        self._pipe = io.BufferedReader(_EndedPipe(descriptor, self._ended))
         self._lock = threading.Lock()  # guards _ending, which must not be written once closed
         # Written by this thread alone; deque.append is atomic, so readers need no lock.
         self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
@@ -61,7 +62,7 @@ class OutputRelay(threading.Thread):
         """
         with self._lock:
             if self._ending is not None:
-                os.eventfd_write(self._ending, 1)
+                os.write(self._ending, b".")
 
     def discard(self) -> None:
         """Closes the descriptors, if it is not started."""
@@ -82,6 +83,7 @@ class OutputRelay(threading.Thread):
             ending, self._ending = self._ending, None
         if ending is not None:
             os.close(ending)
+            os.close(self._ended)
 
 
 class _EndedPipe(io.FileIO):

@@ -17,14 +17,15 @@ from jaxd_server.config.options import ServerOptions
 from jaxd_server.processes.supervision.launch import NO_HISTORY, History, launch
 from jaxd_server.processes.supervision.tenant_settings import Tenant
 from jaxd_server.processes.supervision.untrusted_report import is_number, printable, sanitize_report
+from jaxd_server.runtime.child_startup import end_session
 from jaxd_server.runtime.json_lines import (
     MAX_LINE_BYTES,
     MAX_TENANT_LINE_BYTES,
     encode_line,
     messages,
 )
+from jaxd_server.runtime.limits import RateLimiter
 from jaxd_server.runtime.logs import log_event
-from jaxd_server.runtime.rate_limit import RateLimiter
 from jaxd_server.runtime.system_memory import MemoryLoss, oom_kills
 
 
@@ -261,6 +262,7 @@ class WorkerProcess:
             if kills is not None and self._oom_kills is not None:
                 self._was_out_of_memory = kills > self._oom_kills
             self.exited.set()
+            end_session(self.pid)  # its builders have process groups of their own
             if self.principal is not None:  # others may share the output of what they have started
                 self._relay.end()
 

@@ -26,7 +26,7 @@ from jaxd_server.compilation.functions.table import Functions
 from jaxd_server.compilation.history.build_history import KnownFunctions, belongs_to
 from jaxd_server.compilation.program_source import Preloader
 from jaxd_server.compilation.remote_build.builder_process import BuilderProcess
-from jaxd_server.compilation.remote_build.policy import BuildPolicy
+from jaxd_server.compilation.remote_build.policy import BuildPolicy, Clients
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.execution.admission import Admission
 from jaxd_server.execution.call import Call
@@ -68,6 +68,10 @@ Many, so that clients that do not answer do not delay the others; `--builds` lim
 """
 
 
+_IN_USE_S = 60.0
+"""Seconds without a call after which a server counts as idle, and has no builder of its own."""
+
+
 def _values(
     options: ServerOptions,
     recorder: FlightRecorder | None,
@@ -93,6 +97,7 @@ class _Compilation(NamedTuple):
     executables: Executables
     compiler: Compiler
     building: BuildPolicy
+    quota: BuildQuota
     source: ExecutableSource
     preloader: Preloader
 
@@ -102,7 +107,7 @@ def _compilation(
     counters: Counters,
     reclaimer: Reclaimer,
     on_abandoned: Callable[[Build], None],
-    is_shared: Callable[[], bool],
+    clients: Clients,
 ) -> _Compilation:
     programs.prepare()
     packages = ImportedPackages()
@@ -128,12 +133,12 @@ def _compilation(
     compiler = Compiler(counters, options.builds)
     building = BuildPolicy(
         sizing.build_in(options),
-        is_shared,
+        clients,
         counters,
         packages,
         program_cache,
         functions.deadly,
-        lambda: BuilderProcess(options.log_format, can_unpack),
+        lambda in_haste: BuilderProcess(options.log_format, can_unpack, in_haste=in_haste),
     )
     quota = BuildQuota(options.principal_build_s)
     source = ExecutableSource(
@@ -141,7 +146,8 @@ def _compilation(
     )
     preloader = _preloader(options, source, program_cache, executables, reclaimer)
     return _Compilation(
-        *(packages, program_cache, functions, executables, compiler, building, source, preloader)
+        *(packages, program_cache, functions, executables, compiler, building, quota),
+        *(source, preloader),
     )
 
 
@@ -280,7 +286,8 @@ class WorkerComponents:
         admission, has_values = Admission(), self.values.has_only_copies
         self._abandoned_work = AbandonedWork(admission, options.stop_grace_s, has_values, replace)
         compilation = _compilation(
-            options, counters, reclaimer, self._abandoned_work.add, self._is_shared
+            *(options, counters, reclaimer, self._abandoned_work.add),
+            Clients(self._are_several, self._are_served),
         )
         self._building, self._preloader = compilation.building, compilation.preloader
         self._program_cache = compilation.program_cache
@@ -309,9 +316,15 @@ class WorkerComponents:
             self._counts_of,
         )
 
-    def _is_shared(self) -> bool:
+    def _are_several(self) -> bool:
         """Whether several clients are connected."""
         return self._sessions.connections > 1
+
+    def _are_served(self) -> bool:
+        """Whether a client is connected, has had a result, and works."""
+        counters = self._counters
+        works = counters.has_answered and counters.idle_s < _IN_USE_S
+        return works and self._sessions.connections > 0
 
     def _rpc(
         self,
@@ -322,7 +335,9 @@ class WorkerComponents:
         return WorkerContext(
             pipeline=self.pipeline,
             operations=AdminService(self.pipeline),
-            stages=Stages(self.pipeline, compilation.compiler),
+            stages=Stages(
+                self.pipeline, compilation.compiler, compilation.quota, compilation.building
+            ),
             runners=FairThreadPool(options.threads, "jaxd-run"),
             builders=ThreadPerTask(_BUILDER_THREADS, "jaxd-build"),
             watchdog=StallWatchdog(),

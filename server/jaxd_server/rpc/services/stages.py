@@ -1,35 +1,32 @@
 """Shows what becomes of a function: its jaxpr, its lowered program, and what XLA makes of that.
 
-Everything is derived anew for each request, and nothing is kept: the programs that answer calls
-are not used, and none is added.
+Everything is derived anew for each request, in a builder where functions are traced there, and
+nothing is kept: the programs that answer calls are not used, and none is added.
 """
 
 from __future__ import annotations
 
-import functools
 import json
-from collections.abc import Callable, Sequence
-from typing import Any, Final
-
-import jax
+from collections.abc import Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, Final
 
 from jaxd_protocol.errors import ProtocolError
-from jaxd_protocol.jit.options import Options
-from jaxd_protocol.jit.program_identity import program_text
 from jaxd_server.codec.arguments import Arguments, build_arguments, empty_leaves, parse_arguments
-from jaxd_server.codec.results import result_layout
 from jaxd_server.codec.signature import signature_of
-from jaxd_server.compilation.compiling.compiler import Compiler, explained
+from jaxd_server.compilation.compiling.build_request import Question
+from jaxd_server.compilation.compiling.compiler import Compiler, Shown
+from jaxd_server.compilation.executable_source import BuildQuota
 from jaxd_server.compilation.functions.function import Function
 from jaxd_server.compilation.functions.table import FunctionSource
 from jaxd_server.execution.call import Reply
 from jaxd_server.execution.pipeline import Pipeline
 from jaxd_server.execution.run import unpacked_function
-from jaxd_server.jax_compat.config import pinned, restore_defaults
 from jaxd_server.jax_compat.devices import Devices
-from jaxd_server.jax_compat.lowered import out_leaves, program_id
 from jaxd_server.runtime.counters import Counts
-from jaxd_server.user_code.mutation_guard import MutationGuard
+
+if TYPE_CHECKING:
+    from jaxd_server.compilation.remote_build.policy import BuildPolicy
 
 _STAGES: Final = ("jaxpr", "lowered", "program", "compiled")
 
@@ -38,15 +35,24 @@ class Stages:
     """Safe from any thread.
 
     Args:
-        pipeline: has the functions, admits the requests, and counts traces and lowerings;
-            compilations count themselves.
-        compiler: limits the builds at a time.
+        pipeline: has the functions, and admits the requests.
+        compiler: traces and compiles what is not traced elsewhere, and limits the builds at a time.
+        quota: how much may be built for whom.
+        building: chooses what a builder traces; None: all is traced in this process.
     """
 
-    def __init__(self, pipeline: Pipeline, compiler: Compiler) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        compiler: Compiler,
+        quota: BuildQuota,
+        building: BuildPolicy | None = None,
+    ) -> None:
         self._pipeline = pipeline
         self._counters = pipeline.counters
         self._compiler = compiler
+        self._quota = quota
+        self._building = building
         self._devices = Devices()
 
     def answer(
@@ -54,6 +60,7 @@ class Stages:
         source: FunctionSource,
         args: tuple[Any, ...],
         buffers: Sequence[memoryview],
+        principal: str = "",
         own: Counts | None = None,
     ) -> Reply:
         """One stage of a function, as JSON.
@@ -63,56 +70,49 @@ class Stages:
             args: key, skeleton, stage, dialect and whether with source locations; see
                 `jaxd_protocol.messages.calls`.
             buffers: the pickles of the skeleton.
-            own: the counts of the principal that asks.
+            principal: for whom.
+            own: the counts of that principal.
 
         Raises:
             ProtocolError: when there is no such stage.
+            LimitExceeded: when nothing more is built for the principal now.
             Exception: what a call of the function raises before it runs.
         """
         key, skeleton, stage, dialect, places = args
         if stage not in _STAGES:
             raise ProtocolError("a question about the stages of a function cannot be read.")
-        with self._pipeline.operation(f"({stage})"):
-            function = unpacked_function(self._pipeline.functions, key, source)
+        shown = Shown(stage, dialect, places)
+        with self._pipeline.operation(f"({stage})"), self._counters.on_behalf_of(own):
+            self._quota.require(principal)
+            function = self._pipeline.functions.obtain(key, source)
             self._devices.of(function.options.device, 0)
             arguments = _arguments(function, skeleton, buffers)
-            with self._compiler.room.turn(f"({stage})"), self._counters.on_behalf_of(own):
-                found = self._shown(function, arguments, stage, dialect, places=places)
+            question = Question(function, arguments, skeleton, buffers, source)
+            found = self._shown_elsewhere(question, shown, principal)
+            if found is None:
+                found = self._shown_here(question, shown, principal)
             return json.dumps(found), ()
 
-    def _shown(
-        self, function: Function, arguments: Arguments, stage: str, dialect: str, *, places: bool
-    ) -> dict[str, Any]:
-        args, kwargs = arguments
-        options = function.options
-        traced = self._counted(function.traceable)
-        try:
-            guards = function.captured, MutationGuard.of_statics(arguments)
-            with pinned(options.config), guards[0].kept(), guards[1].kept():
-                jitted = jax.jit(traced, **options.jit_arguments())
-                if stage == "jaxpr":
-                    return {"text": str(jitted.trace(*args, **kwargs).jaxpr)}
-                lowered = jitted.lower(*args, **kwargs)
-                self._counters.add(lowers=1)
-                if stage == "compiled":
-                    return _compiled(lowered)
-                if stage == "program":
-                    return _identified(lowered, options)
-                return _lowered(lowered, dialect, places=places)
-        except TypeError as error:
-            raise explained(error) from error
-        finally:
-            restore_defaults()
+    def _shown_elsewhere(
+        self, question: Question, shown: Shown, principal: str
+    ) -> dict[str, Any] | None:
+        """What a builder says; None where that is not wanted, or not possible."""
+        elsewhere = None if self._building is None else self._building.remote_question(question)
+        if elsewhere is None:
+            return None
+        turn = self._compiler.room.turn(f"({shown.stage})", is_elsewhere=True)
+        with closing(elsewhere), turn, self._quota.charging(principal):
+            return elsewhere.show(shown)
 
-    def _counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A new function object, for which jax has cached nothing."""
-
-        @functools.wraps(function)
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            self._counters.add(traces=1)
-            return function(*args, **kwargs)
-
-        return counted
+    def _shown_here(self, question: Question, shown: Shown, principal: str) -> dict[str, Any]:
+        functions, source = self._pipeline.functions, question.source
+        function = unpacked_function(functions, question.function.key, source)
+        assert function.unpacked is not None
+        turn = self._compiler.room.turn(f"({shown.stage})")
+        with turn, self._quota.charging(principal), function.unpacked.traced_for(source.read):
+            return self._compiler.show(
+                function.traceable, function.options, question.arguments, shown, function.captured
+            )
 
 
 def _arguments(function: Function, skeleton: bytes, buffers: Sequence[memoryview]) -> Arguments:
@@ -120,38 +120,3 @@ def _arguments(function: Function, skeleton: bytes, buffers: Sequence[memoryview
     arguments = build_arguments(layout, empty_leaves(layout, buffers), function.statics)
     signature_of(*arguments, function.statics)  # refuses what a call would be refused for
     return arguments
-
-
-def _lowered(lowered: Any, dialect: str, *, places: bool) -> dict[str, Any]:
-    return {
-        "text": lowered.as_text(dialect, debug_info=places),
-        "cost": _plain(lowered.cost_analysis()),
-        "result": result_layout(out_leaves(lowered), lowered.out_tree).skeleton.hex(),
-    }
-
-
-def _identified(lowered: Any, options: Options) -> dict[str, Any]:
-    """What a client compares with the program that it lowers itself."""
-    name, obstacle = program_id(lowered, options)
-    return {"id": None if obstacle else name.hex(), "text": program_text(lowered, options)}
-
-
-def _compiled(lowered: Any) -> dict[str, Any]:
-    compiled = lowered.compile()
-    return {
-        "text": compiled.as_text(),
-        "cost": _plain(compiled.cost_analysis()),
-        "memory": _memory(compiled.memory_analysis()),
-    }
-
-
-def _plain(cost: Any) -> dict[str, float] | None:
-    """Numbers by name; None where the backend does not say."""
-    return None if cost is None else {str(name): float(value) for name, value in cost.items()}
-
-
-def _memory(stats: Any) -> dict[str, int] | None:
-    if stats is None:
-        return None
-    found = {name: getattr(stats, name) for name in dir(stats) if not name.startswith("_")}
-    return {name: number for name, number in found.items() if type(number) is int}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jaxd_server.compilation.functions.table import DeadlyFunctions
-from jaxd_server.compilation.remote_build.builder_process import (
+from jaxd_server.compilation.remote_build.builder_pool import (
     USUAL_LIFETIME,
     BuilderPool,
     Lifetime,
@@ -24,18 +24,21 @@ class Scenario:
 
     Attributes:
         next: states of those that are started next; `ready` after that.
+        hasty: of each that was started, whether somebody may wait for it.
     """
 
     def __init__(self, lifetime: Lifetime = USUAL_LIFETIME) -> None:
         self.now = 100.0
         self.started: list[Any] = []
+        self.hasty: list[bool] = []
         self.next: list[str] = []
         self.pool = BuilderPool(
             *(Counters(), ImportedPackages(), DeadlyFunctions(), self._start),
             *(lifetime, lambda: self.now),
         )
 
-    def _start(self) -> Any:
+    def _start(self, in_haste: bool) -> Any:
+        self.hasty.append(in_haste)
         state = self.next.pop(0) if self.next else "ready"
         self.started.append(FakeBuilder(state))
         return self.started[-1]
@@ -127,6 +130,38 @@ def test_a_spare_is_started_when_all_are_at_work_for_long() -> None:
     scenario.now += 1
     scenario.pool.start_spare()
     assert len(scenario.started) == 2
+
+
+def test_a_spare_beside_one_that_works_is_started_without_haste() -> None:
+    """Nobody waits for it, and somebody for the other one; the first one is not kept waiting."""
+    scenario = Scenario()
+    scenario.pool.start_spare()
+    scenario.lend()
+    scenario.now += 1
+    scenario.pool.start_spare()
+    scenario.lend()
+    scenario.lend()
+    assert scenario.hasty == [True, False, True]
+
+
+def test_who_waits_for_one_that_starts_gets_one_that_comes_back() -> None:
+    """Whichever is there first."""
+    scenario = Scenario()
+    first = scenario.lend()
+    scenario.next = ["starting"]
+
+    class Starting(FakeBuilder):
+        """Does not get ready while the other one works."""
+
+        def wait(self, check: Any = None) -> bool:
+            scenario.pool.give_back(first)
+            check()
+            return super().wait()
+
+    starting = Starting("starting")
+    scenario.pool._idle.append(starting)  # type: ignore[arg-type]
+    assert scenario.lend() is first
+    assert starting.state == "starting"
 
 
 def test_nobody_waits_for_builders_that_do_not_start() -> None:

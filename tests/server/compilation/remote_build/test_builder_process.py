@@ -17,7 +17,7 @@ from jaxd_server.compilation.remote_build import builder_process
 from jaxd_server.compilation.remote_build.builder_process import BuilderProcess
 from jaxd_server.compilation.remote_build.messages import BuildOrder, Ended, Outdated, Reply
 from jaxd_server.runtime.events import SILENT
-from tests.server.staging import until
+from tests.server.staging import is_running, until
 
 FAKE = """
 import contextlib, json, os, sys, threading, types
@@ -56,6 +56,11 @@ while True:
             connection.send(Outdated(order.number, [order.described.name]))
         os.write(connection.fileno(), b"\\0\\0")  # the beginning of a message
         os._exit(4)
+    elif order.described.name == "leave one":  # a process, when the order has been answered
+        with open(os.devnull) as null:
+            import subprocess
+            one = subprocess.Popen(["sleep", "600"], stdin=null, stdout=null, stderr=null)
+        connection.send(Outdated(order.number, [str(one.pid)]))
     elif order.described.name == "close":
         connection.close()
         threading.Event().wait()
@@ -83,9 +88,12 @@ def start() -> Iterator[Start]:
     """Starts fakes that are ended with the test."""
     started: list[BuilderProcess] = []
 
-    def run(before: str = "", *, understands: bool = True, command: Any = None) -> BuilderProcess:
+    def run(
+        before: str = "", *, understands: bool = True, command: Any = None, in_haste: bool = True
+    ) -> BuilderProcess:
         fake = (sys.executable, "-c", FAKE.format(before=before))
-        started.append(BuilderProcess("text", lambda *_: understands, command or fake))
+        command = command or fake
+        started.append(BuilderProcess("text", lambda *_: understands, command, in_haste=in_haste))
         return started[-1]
 
     with pytest.MonkeyPatch.context() as patch:
@@ -172,6 +180,42 @@ def test_its_end_is_seen_although_a_process_that_it_forked_lives_on(
     expected = Ended("exit code 4", "died") if name == "fork" else Outdated(1, [name])
     assert asking.reply == expected
     until(lambda: builder.state == "ended")
+
+
+@pytest.mark.parametrize("how", ["closed", "killed", "exit", "stopped"])
+def test_what_a_function_has_started_ends_with_its_builder(how: str, start: Start) -> None:
+    """However that ends."""
+    builder = start()
+    assert builder.wait()
+    reply = builder.ask(order("leave one"), SILENT)
+    assert isinstance(reply, Outdated)
+    left = int(reply.changes[0])
+    os.kill(left, 0)
+    assert builder.pid is not None
+    if how == "closed":
+        builder.close()
+    elif how == "killed":
+        os.kill(builder.pid, signal.SIGKILL)
+    elif how == "exit":
+        builder.ask(order("exit"), SILENT)
+    else:
+        held = Asking(builder, "hold")
+        assert held.told.wait(30)
+        builder.stop(2)
+    until(lambda: not is_running(left))
+
+
+@pytest.mark.parametrize(("in_haste", "more"), [(True, 0), (False, builder_process.NICE)])
+def test_one_that_nobody_waits_for_starts_with_a_lower_priority(
+    in_haste: bool, more: int, start: Start
+) -> None:
+    """So that those that work are not kept from it."""
+    builder = start("threading.Event().wait()", in_haste=in_haste)
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    until(lambda: builder.pid is not None)
+    assert builder.pid is not None
+    expected = min(19, own + more)
+    until(lambda: os.getpriority(os.PRIO_PROCESS, builder.pid or 0) == expected)
 
 
 def test_a_signal_ends_all_orders(start: Start) -> None:

@@ -62,6 +62,23 @@ def test_one_is_started_before_it_is_needed(shared: bool, spares: int) -> None:
     assert len(scenario.builders) == spares
 
 
+def test_a_single_client_that_works_has_one_ready_for_the_next() -> None:
+    """Not beside its first result; and not any longer when it works no more."""
+    scenario = BuildScenario("auto", shared=False)
+    scenario.in_use = True
+    for now, count in ((100.0, 0), (101.9, 0), (102.1, 1), (200.0, 1)):
+        scenario.now = now
+        scenario.building.poll()
+        assert len(scenario.builders) == count
+    assert scenario.builders[0].state == "ready"
+    scenario.in_use = False
+    scenario.building.poll()
+    assert scenario.builders[0].state == "ended"
+    scenario.in_use = True
+    scenario.building.poll()
+    assert len(scenario.builders) == 1
+
+
 def test_a_build_waits_for_a_builder_that_starts(source: Source) -> None:
     """What crashes while it is traced takes no values of others along."""
     scenario = BuildScenario("auto")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import jax
@@ -12,9 +13,10 @@ import numpy as np
 import pytest
 
 from jaxd.request.array_specs import encode_specs
-from jaxd_protocol.errors import ArgumentError, ProtocolError
+from jaxd_protocol.errors import ArgumentError, LimitExceeded, ProtocolError
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.jit.static_args import infer_static_args
+from jaxd_server.compilation.executable_source import BuildQuota
 from jaxd_server.compilation.functions.table import Functions
 from jaxd_server.rpc.services.requests import check_arguments
 from jaxd_server.rpc.services.stages import Stages
@@ -40,7 +42,7 @@ def show(
     """What is said of a stage."""
     pipeline = harness.pipeline
     pipeline.functions = Functions()
-    stages = Stages(pipeline, harness.compiler)
+    stages = Stages(pipeline, harness.compiler, more.get("quota", BuildQuota()))
     skeleton, buffers = encode_specs(
         args, {}, infer_static_args(source.function, source.options), {}
     )
@@ -78,6 +80,21 @@ def test_a_compiled_program_is_analysed(harness: PipelineHarness) -> None:
     assert found["memory"]["argument_size_in_bytes"] == 20
     assert found["text"].startswith("HloModule jit_affine")
     assert len(harness.executables) == 0
+
+
+@pytest.mark.parametrize("stage", ["jaxpr", "lowered", "program", "compiled"])
+def test_each_stage_is_charged_to_who_asks(stage: str, harness: PipelineHarness) -> None:
+    """Also where the function fails; and is refused to who has nothing left."""
+
+    def broken(x: Any, w: Any) -> Any:
+        raise ValueError
+
+    for function in (affine, broken):
+        quota = BuildQuota(1e-9)
+        with suppress(ValueError):
+            show(harness, Source(function), stage, X, 2.0, quota=quota)
+        with pytest.raises(LimitExceeded):
+            show(harness, Source(affine), stage, X, 2.0, quota=quota)
 
 
 def test_what_jax_cannot_trace_is_static_here_too(harness: PipelineHarness) -> None:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from jaxd_server.runtime import rate_limit
-from jaxd_server.runtime.rate_limit import RateLimiter, rate_limit_key
+from jaxd_server.runtime import limits
+from jaxd_server.runtime.limits import RateLimiter, rate_limit_key
 
 
 class Clock:
@@ -51,7 +51,7 @@ def test_places_do_not_matter_to_each_other(clock: Clock) -> None:
 
 def test_only_so_many_places_are_remembered(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand addresses take no more memory than that; the one longest unused is forgotten."""
-    monkeypatch.setattr(rate_limit, "_MAX_KEYS", 2)
+    monkeypatch.setattr(limits, "_MAX_KEYS", 2)
     limiter = RateLimiter(1, 1.0, clock)
     assert [limiter.acquire(place) for place in "abac"] == [0, 0, None, 0]
     assert limiter.acquire("a") is None  # used after b, so it was kept
