@@ -21,7 +21,7 @@ from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import control_path
 from tests.end_to_end.gates import Gate, advice, in_thread, stop_at
 from tests.live_server import ROOT, LiveServer
-from tests.server.staging import until
+from tests.server.staging import is_running, until
 
 pytestmark = pytest.mark.faults
 
@@ -247,9 +247,10 @@ def test_a_worker_is_killed_from_outside(start_live: StartLive, runtime: Path) -
         waiting = client.persistent_call(stop_at(gate.path)).submit(np.float32(1))
         for _ in range(2):
             with gate.reached():
-                os.kill(server.worker_pid(), signal.SIGKILL)
-        with gate.reached():
-            pass
+                pid = server.worker_pid()
+                os.kill(pid, signal.SIGKILL)
+                until(lambda pid=pid: not is_running(pid))  # which would stand at the gate, too
+        until(lambda: gate.let_pass() or waiting.done())
         assert float(waiting.result(60)) == 2.0
     control = control_path(Address.parse(server.unix))
     assert not (send_request(control, {"ask": "quarantined"}) or {})["quarantined"]
