@@ -16,10 +16,9 @@ import jax
 import numpy as np
 import pytest
 
-import jaxd
 from jaxd import Client, connect
 from jaxd.errors import DeadlineExceeded
-from tests.end_to_end.gates import Gate, stop_at, stop_when_run, wait_until
+from tests.end_to_end.gates import Gate, stop_at, wait_until
 from tests.faults.proxy import Proxy
 from tests.live_server import ROOT, TOKEN, LiveServer
 
@@ -144,27 +143,6 @@ def test_a_call_that_is_cancelled_after_its_connection_was_cut_holds_no_place(
         client.statistics()  # it is back
         assert future.cancel()
         assert other.persistent_call(lambda x: x * 2, timeout_s=30)(X).tolist() == (X * 2).tolist()
-
-
-def test_a_call_that_has_begun_with_a_state_that_it_was_given_is_not_cancelled(
-    live: LiveServer, client: Client
-) -> None:
-    """Its result is what is left of the state; one that is still built leaves the state alone."""
-    gate = Gate(live.directory / "given")
-    step = client.persistent_call(stop_when_run(gate.path), donate_argnums=0)
-    jaxd.wait(step(client.put(np.float32(1))))
-    future = step.submit(client.put(np.float32(-1)))
-    with gate.reached():
-        assert not future.cancel()
-        assert not future.done()
-    assert float(future.result()) == 0.0
-
-    gate, state = Gate(live.directory / "built"), client.put(np.float32(2))
-    future = client.persistent_call(stop_at(gate.path), donate_argnums=0).submit(state)
-    with gate.reached():
-        assert future.cancel()
-    gate.let_leave(client)
-    assert float(state) == 2.0
 
 
 @pytest.mark.parametrize("submits", [True, False])

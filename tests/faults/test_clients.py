@@ -6,18 +6,25 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import pytest
 
-from tests.end_to_end.gates import Gate
+import jaxd
+from jaxd import connect
+from jaxd.connection import local_server
+from jaxd.errors import NoServer
+from tests.end_to_end.gates import Gate, stop_at, stop_when_run
 from tests.faults.others import unharmed
 from tests.live_server import LiveServer, live_server
 
 pytestmark = pytest.mark.faults
+
+StartLive = Callable[..., LiveServer]
 
 ROOT: Final = str(Path(__file__).resolve().parents[2])
 
@@ -114,3 +121,51 @@ def test_a_client_is_stopped_for_a_while(server: LiveServer, tmp_path: Path, sta
             pass
         process.send_signal(signal.SIGCONT)
         assert process.poll() is None
+
+
+def test_a_call_is_cancelled_that_was_given_a_state(start_live: StartLive) -> None:
+    """Once it has begun that is refused, and its result is there; before, the state is."""
+    live = start_live()
+    with connect(live.unix) as client:
+        gate = Gate(live.directory / "given")
+        step = client.persistent_call(stop_when_run(gate.path), donate_argnums=0)
+        jaxd.wait(step(client.put(np.float32(1))))
+        future = step.submit(client.put(np.float32(-1)))
+        with gate.reached():
+            assert not future.cancel()
+            assert not future.done()
+        assert float(future.result()) == 0.0
+
+        gate, state = Gate(live.directory / "built"), client.put(np.float32(2))
+        future = client.persistent_call(stop_at(gate.path), donate_argnums=0).submit(state)
+        with gate.reached():
+            assert future.cancel()
+        gate.let_leave(client)
+        assert float(state) == 2.0
+
+
+HOLDS: Final = """
+import signal
+from jaxd.connection.local_server import _start_lock
+from jaxd_protocol.network.local_server import LocalServerFiles, make_private_directory
+files = LocalServerFiles.of_this_environment()
+make_private_directory(files.directory)
+with _start_lock(files, None):
+    print("holds", flush=True)
+    signal.pause()
+"""
+
+
+def test_a_client_is_stopped_while_it_starts_the_local_server(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who waits for it does so for a minute (here a second), and is told which process it is."""
+    monkeypatch.setattr(local_server, "_START_TIMEOUT_S", 1.0)
+    command = [sys.executable, "-c", HOLDS]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"holds\n"
+        process.send_signal(signal.SIGSTOP)
+        with pytest.raises(NoServer, match=f"process {process.pid} has been starting"):
+            connect().info()
+        process.kill()

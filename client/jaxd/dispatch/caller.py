@@ -314,7 +314,9 @@ class OpenCall:
         self.opened = self._session.current(fresh, self.deadline)
         connection = self.opened.connection
         if self._retry_limits is not None:
-            self.call = self._retry_limits.prepare_retry(self.call, connection.worker)
+            self.call = self._retry_limits.prepare_retry(
+                self.call, connection.worker, self._session.outages
+            )
         if self._output is not None:
             self._output.begin_attempt()
         self.number = connection.number()
@@ -401,7 +403,8 @@ class OpenCall:
 
         self._retry_limits = self._retry_limits or RetryLimits(name)
         self._replaced_workers = 0
-        self._retry_limits.record(error, self.opened.connection.worker if self.is_sent else None)
+        worker = self.opened.connection.worker if self.is_sent else None
+        self._retry_limits.record(error, worker, self._session.outages)
 
     def pause_after(self, failure: Failure) -> float | None:
         """Seconds until the call is sent again, when it was refused; None: the failure is final.

@@ -41,31 +41,39 @@ class RetryLimits:
 
     A call during which a worker died is repeated on the next one, which learns this from its flags
     and runs it alone: the server decides whether the call is what ends workers. When only a
-    connection was lost, the call is repeated once.
+    connection was lost, the call is repeated once; and often where the server could not be reached
+    in between, for then it is not the call that ends connections.
 
     Args:
         name: what people call the function.
     """
 
-    __slots__ = ("_failed_sends", "_last_worker", "_lost_connections", "_lost_workers", "_name")
+    __slots__ = (
+        *("_failed_sends", "_last_worker", "_lost_connections", "_lost_in_outages"),
+        *("_lost_workers", "_name", "_outages"),
+    )
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._last_worker: WorkerKey | None = None
         self._lost_workers = 0
         self._lost_connections = 0
+        self._lost_in_outages = 0
+        self._outages = 0
         self._failed_sends = 0
 
-    def record(self, error: ConnectionLost, worker: WorkerKey | None) -> None:
+    def record(self, error: ConnectionLost, worker: WorkerKey | None, outages: int = 0) -> None:
         """Records that the connection was lost while the call was open.
 
         Args:
             error: the loss.
             worker: the one that it was sent to; None when nothing of it was sent.
+            outages: how many there have been so far.
 
         Raises:
             ConnectionLost: when it could not be sent again and again.
         """
+        self._outages = outages
         if worker is not None and not isinstance(error, NotSent):
             self._last_worker = worker
             return
@@ -77,21 +85,27 @@ class RetryLimits:
                 "between ends connections."
             ) from error
 
-    def prepare_retry(self, call: CallRequest, worker: WorkerKey) -> CallRequest:
+    def prepare_retry(self, call: CallRequest, worker: WorkerKey, outages: int = 0) -> CallRequest:
         """The request to send to a worker now, after counting the last loss.
+
+        Args:
+            call: the request as it was.
+            worker: where it goes.
+            outages: how many there have been so far.
 
         Raises:
             WorkerLost: when too many workers have died during it.
-            ConnectionLost: when its connection was lost twice.
+            ConnectionLost: when its connection was lost twice, though the server could be reached.
         """
         if self._last_worker is None:
             return call
         if worker == self._last_worker:
-            self._lost_connections += 1
+            self._lost_in_outages += outages != self._outages
+            self._lost_connections += outages == self._outages
         else:
             self._lost_workers += 1
         self._last_worker = None
-        if self._lost_connections > 1:
+        if self._lost_connections > 1 or self._lost_in_outages > _MAX_LOSSES:
             raise ConnectionLost(
                 f"the connection to the server was lost while {self._name} was under way, and "
                 "again when the call was repeated. See the server's log, and whether what lies in "

@@ -61,6 +61,7 @@ class Session:
         fallbacks: the calls that ran in this process and were not reported yet.
         accepts: what the server takes, "code" or "exported"; None before the first connection.
         platform: what it computes on.
+        outages: how often the server could not be reached for a while.
     """
 
     def __init__(self, settings: Settings, handler: ServerRequestHandler) -> None:
@@ -89,6 +90,7 @@ class Session:
         self._grace_s: float | None = None
         self.accepts: str | None = None
         self.platform = "cpu"
+        self.outages = 0
 
     def _make_output_printer(self) -> OutputPrinter:
         from jaxd.events.output import OutputPrinter
@@ -264,6 +266,7 @@ class Session:
     def _has_connected(self, opened: OpenSession) -> None:
         with self._changed:
             outage, self._outage = self._outage, None
+            self.outages += outage is not None
             draining, self._draining = self._draining, []
         if outage is not None:
             outage.end()

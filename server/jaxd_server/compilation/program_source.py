@@ -153,7 +153,9 @@ class ProgramSource:
         self, request: BuildRequest, lowered: LoweredFunction
     ) -> Program | None:
         """A program that a builder compiles; None where this process has to."""
-        made = None if lowered.elsewhere is None else lowered.elsewhere.compile(request.device)
+        if lowered.elsewhere is None:
+            return None
+        made = lowered.elsewhere.compile(request.device)
         if made is None:
             return None
         started, before = time.monotonic(), resident_bytes()
@@ -165,13 +167,15 @@ class ProgramSource:
             reason = f"{type(error).__name__}: {error}"
             log_event("builder_refused", function=request.function.name, reason=reason)
             return None
+        load_s = time.monotonic() - started
+        lowered.elsewhere.loaded(load_s)
         # Where this function is not kept, another one that has the same program may be later.
         is_needed = self._program_cache is not None or are_several()
         return Program(
             lowered.program,
             call,
             made.compile_s,
-            time.monotonic() - started,
+            load_s,
             max(0, resident_bytes() - before),
             made.program.devices,
             is_bound=made.is_bound,

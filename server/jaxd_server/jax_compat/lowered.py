@@ -113,9 +113,9 @@ def has_effects(lowered: jax.stages.Lowered) -> bool:
         return True  # which only costs time
 
 
-def has_operations(lowered: jax.stages.Lowered, count: int) -> bool:
-    """Whether a program has at least so many operations."""
-    left = count
+def operations(lowered: jax.stages.Lowered, most: int) -> int:
+    """How many operations a program has; `most` where it has more."""
+    left = most
 
     def note(_: Any) -> Any:
         nonlocal left
@@ -124,7 +124,7 @@ def has_operations(lowered: jax.stages.Lowered, count: int) -> bool:
 
     module: Any = lowered.compiler_ir("stablehlo")
     module.operation.walk(note)
-    return left <= 0
+    return most - left
 
 
 def device_ids(lowered: jax.stages.Lowered) -> tuple[int, ...]:

@@ -51,6 +51,19 @@ def test_a_worker_that_lives_is_suspected_of_nothing() -> None:
         retry_limits.prepare_retry(call(), (1, 7))
 
 
+def test_a_call_that_is_lost_in_outages_is_not_what_ends_connections() -> None:
+    """It is repeated after each; but not for ever, and once where the server could be reached."""
+    retry_limits = RetryLimits("step")
+    for outages in range(16):
+        retry_limits.record(LOST, (1, 7), outages)
+        assert marks(retry_limits.prepare_retry(call(), (1, 7), outages + 1)) == 0
+    retry_limits.record(LOST, (1, 7), 16)
+    retry_limits.prepare_retry(call(), (1, 7), 16)
+    retry_limits.record(LOST, (1, 7), 16)
+    with pytest.raises(ConnectionLost, match="step was under way, and again"):
+        retry_limits.prepare_retry(call(), (1, 7), 17)
+
+
 def test_what_was_not_sent_was_not_begun() -> None:
     """No worker can have died of it; it is sent again, but not for ever."""
     retry_limits = RetryLimits("step")

@@ -188,7 +188,9 @@ class _Beside:
             self.made.append(serialized(program.compiled, program.devices))
             return Compiled(self.made[-1], program.compile_s, program.is_bound)
 
-        elsewhere = SimpleNamespace(compile=compile_it, hand_over=lambda: lowered.lowered)
+        elsewhere = SimpleNamespace(
+            compile=compile_it, hand_over=lambda: lowered.lowered, loaded=lambda seconds: None
+        )
         return replace(lowered, elsewhere=cast("Any", elsewhere))
 
 

@@ -67,6 +67,9 @@ class Elsewhere(Protocol):
             Exception: what the compiler raises, as a `ForwardedFailure`.
         """
 
+    def loaded(self, seconds: float) -> None:
+        """Takes note of how long this process took to load that program."""
+
     def hand_over(self) -> Any:
         """The lowered function for this process to compile; see `LoweredFunction.lowered`.
 

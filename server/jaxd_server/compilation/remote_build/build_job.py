@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, Final, TypeVar
@@ -268,6 +269,9 @@ class RemoteBuild:
             self._loan.end()
             raise NotTransferable("it was traced once more, and is another program now")
 
+    def loaded(self, seconds: float) -> None:
+        """See `Elsewhere`; nothing depends on it."""
+
     def hand_over(self) -> bytes:
         """See `Elsewhere`."""
         self._builders.deadly.check(self._function)
@@ -331,6 +335,8 @@ class RemoteCompile:
         builders: who lends one.
         request: what is built.
         lowered: what this process has made of it.
+        learn: called with the seconds that its compilation took, and with those that it took longer
+            than here: to write it down, to send it both ways and to load it.
     """
 
     def __init__(
@@ -338,10 +344,13 @@ class RemoteCompile:
         builders: BuilderPool,
         request: BuildRequest,
         lowered: LoweredFunction,
+        learn: Callable[[float, float], None],
     ) -> None:
         self._builders = builders
         self._request = request
         self._lowered = lowered
+        self._learn = learn
+        self._took: tuple[float, float] | None = None  # compiling, and what came on top
 
     def compile(self, device: int) -> Compiled | None:
         """See `Elsewhere`.
@@ -353,6 +362,8 @@ class RemoteCompile:
         function, lowered = self._request.function, self._lowered
         loan = BuilderLoan(self._builders, function)
         try:
+            loan.borrow()  # a start of one says nothing of the program
+            started = time.monotonic()
             packed = pack_lowered(lowered.lowered, lowered.obstacle)
             order = CompileOrder(
                 0, packed, lowered.program, function.name, function.options, device
@@ -360,11 +371,21 @@ class RemoteCompile:
             while True:
                 reply = loan.ask(order, self._request.emit)
                 if reply is not None:
-                    return _compiled(reply, self._builders, function.name)
+                    made = _compiled(reply, self._builders, function.name)
+                    if made is not None:
+                        more_s = time.monotonic() - started - made.compile_s
+                        self._took = made.compile_s, more_s
+                    return made
         except (_Away, NotTransferable):
             return None
         finally:
             loan.close()
+
+    def loaded(self, seconds: float) -> None:
+        """See `Elsewhere`."""
+        if self._took is not None:
+            compile_s, more_s = self._took
+            self._learn(compile_s, more_s + seconds)
 
     def hand_over(self) -> Any:
         """See `Elsewhere`."""

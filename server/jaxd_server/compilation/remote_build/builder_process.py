@@ -194,6 +194,7 @@ class BuilderProcess:
             if traces:
                 self._interrupt(number)
             elif left_s := grace_s():
+                self.give_way()  # what nobody waits for comes last
                 process_timers.after(left_s, lambda: self.stop(number))
             else:
                 self.stop(number)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Final, Literal, NamedTuple
 
 from jaxd_server.compilation.compiling.build_request import BuildRequest, Question
@@ -28,7 +29,7 @@ from jaxd_server.compilation.remote_build.build_job import (
 )
 from jaxd_server.compilation.remote_build.builder_pool import BuilderPool
 from jaxd_server.compilation.remote_build.builder_process import BuilderProcess
-from jaxd_server.jax_compat.lowered import has_operations
+from jaxd_server.jax_compat.lowered import operations
 from jaxd_server.runtime.counters import Counters
 from jaxd_server.runtime.events import SILENT, OutputOnce
 from jaxd_server.runtime.imported_packages import ImportedPackages
@@ -37,11 +38,16 @@ BuildIn = Literal["auto", "worker", "builder"]
 """Where functions are built: `auto` as there are clients, always here, or always there."""
 
 _MANY: Final = 100
-"""Operations of a program that a single client has compiled by a builder, if one is ready. Loading
-a smaller one costs more than compiling it here delays."""
+"""Operations of a program that a single client has compiled by a builder, if one is ready, until
+experience says better. Loading a smaller one costs more than compiling it here delays."""
+
+_FEWEST: Final = 25
 
 _VERY_MANY: Final = 1000
 """Operations of a program for which that client waits until a builder has started."""
+
+_TOO_MUCH: Final = 0.25
+"""Of the time of compiling, what may come on top by having it done elsewhere."""
 
 
 _SETTLED_S: Final = 2.0
@@ -59,6 +65,30 @@ class Clients(NamedTuple):
 
     are_several: Callable[[], bool]
     are_served: Callable[[], bool]
+
+
+class LearnedSize:
+    """From how many operations on a program is worth being compiled elsewhere, as seen so far.
+
+    Attributes:
+        least: so many.
+    """
+
+    def __init__(self) -> None:
+        self.least = _MANY
+
+    def learn(self, count: int, compile_s: float, more_s: float) -> None:
+        """Takes note of one that was.
+
+        Args:
+            count: of its operations.
+            compile_s: seconds that it was compiled.
+            more_s: seconds that it took longer than in this process.
+        """
+        if more_s > _TOO_MUCH * compile_s:
+            self.least = min(_VERY_MANY, max(self.least, count + 1))
+        elif count < 2 * self.least:  # a much larger one says nothing of these
+            self.least = max(_FEWEST, self.least * 9 // 10)
 
 
 class BuildPolicy:
@@ -89,6 +119,7 @@ class BuildPolicy:
     ) -> None:
         self._build_in = build_in
         self._clients = clients
+        self._size = LearnedSize()
         self._clock = clock
         self._served_since: float | None = None  # None: nobody is served
         self._packages = packages
@@ -170,7 +201,8 @@ class BuildPolicy:
         """
         if lowered.obstacle is not None or not self._compiles_there(lowered):
             return lowered
-        elsewhere = RemoteCompile(self._builders, request, lowered)
+        learn = partial(self._size.learn, operations(lowered.lowered, _VERY_MANY))
+        elsewhere = RemoteCompile(self._builders, request, lowered, learn)
         return replace(lowered, elsewhere=elsewhere)
 
     def close(self) -> None:
@@ -188,9 +220,10 @@ class BuildPolicy:
             return False
         if self._build_in == "builder" or self._clients.are_several():
             return self._builders.can_lend()
-        if not has_operations(lowered.lowered, _MANY) or not self._builders.can_lend():
+        count = operations(lowered.lowered, _VERY_MANY)
+        if count < self._size.least or not self._builders.can_lend():
             return False
-        if self._builders.is_ready or has_operations(lowered.lowered, _VERY_MANY):
+        if self._builders.is_ready or count == _VERY_MANY:
             return True
         self._builders.start_spare()  # for the next one
         return False

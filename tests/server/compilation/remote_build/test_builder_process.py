@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -15,7 +16,13 @@ from jaxd_protocol.jit.options import Options
 from jaxd_server.compilation.functions.function import Described
 from jaxd_server.compilation.remote_build import builder_process
 from jaxd_server.compilation.remote_build.builder_process import BuilderProcess
-from jaxd_server.compilation.remote_build.messages import BuildOrder, Ended, Outdated, Reply
+from jaxd_server.compilation.remote_build.messages import (
+    BuildOrder,
+    CompileOrder,
+    Ended,
+    Outdated,
+    Reply,
+)
 from jaxd_server.runtime.events import SILENT
 from tests.server.staging import is_running, until
 
@@ -33,7 +40,7 @@ for module, name, value in (  # which import jax, and all that is needed of them
 ):
     sys.modules[module] = types.ModuleType(module)
     setattr(sys.modules[module], name, value)
-from jaxd_server.compilation.remote_build.messages import Event, Outdated, Ready
+from jaxd_server.compilation.remote_build.messages import CompileOrder, Event, Outdated, Ready
 argument = json.loads(sys.argv[1])
 connection = Connection(argument["fd"])
 assert os.getppid() == argument["parent"]
@@ -45,6 +52,8 @@ while True:
         order = connection.recv()
     except EOFError:
         break
+    if isinstance(order, CompileOrder):
+        continue
     if order.described.name == "exit":
         os._exit(3)
     elif order.described.name in ("fork", "answer and fork"):
@@ -272,6 +281,32 @@ def test_a_request_is_stopped_by_ending_the_process(start: Start) -> None:
     held.join(30)
     assert held.reply == Ended("signal 9", "stopped")
     assert builder.ask(order("late"), SILENT) == Ended("it was not running", "away")
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="the system has no such priority")
+def test_what_goes_on_although_no_call_may_wait_for_it_comes_last(start: Start) -> None:
+    """It computes where nothing else does; and is stopped when its time is over."""
+    builder = start()
+    assert builder.wait()
+    hooks: list[Callable[[], None]] = []
+
+    @contextmanager
+    def cancel_hook(hook: Callable[[], None]) -> Iterator[None]:
+        hooks.append(hook)
+        yield
+
+    request = CompileOrder(0, b"", b"", "hold", Options(), 0)
+    args = (request, SILENT)
+    more = {"cancel_hook": cancel_hook, "grace_s": lambda: 0.2}
+    asking = threading.Thread(target=builder.ask, args=args, kwargs=more, daemon=True)
+    asking.start()
+    until(lambda: hooks)
+    assert builder.pid is not None
+    assert os.sched_getscheduler(builder.pid) == os.SCHED_OTHER
+    hooks[0]()
+    assert builder.yields
+    asking.join(30)
+    assert builder.state == "ended"
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="the system has no such priority")

@@ -14,7 +14,7 @@ from jaxd_server.compilation.compiling.compiler import Compiled, Compiler
 from jaxd_server.compilation.executable_source import ExecutableSource
 from jaxd_server.compilation.remote_build import policy
 from jaxd_server.compilation.remote_build.messages import Built, Ended, Lowered, Outdated
-from jaxd_server.compilation.remote_build.policy import BuildIn
+from jaxd_server.compilation.remote_build.policy import BuildIn, LearnedSize
 from jaxd_server.jax_compat.programs import Serialized
 from tests.server.fake_builder import NOTHING, BuildScenario, FakeBuilder, X, refused
 from tests.server.in_process import Source
@@ -121,6 +121,34 @@ def test_what_this_process_has_lowered_may_be_compiled_elsewhere(
     request, lowered = scenario.lowered_here(Source(_chain(length)))
     found = scenario.building.compiled_there(request, lowered)
     assert (found.elsewhere is not None) is goes
+
+
+def test_the_size_from_which_that_is_worth_it_is_learned() -> None:
+    """What cost too much is compiled here from then on; what cost little brings smaller ones."""
+    size = LearnedSize()
+    size.learn(150, 1.0, 0.5)
+    assert size.least == 151
+    size.learn(500, 1.0, 0.01)  # says nothing of small ones
+    assert size.least == 151
+    for _ in range(100):
+        size.learn(size.least, 1.0, 0.1)
+    assert size.least == 25
+    size.learn(5000, 1.0, 0.5)
+    assert size.least == 1000
+
+
+def test_what_cost_too_much_elsewhere_is_compiled_here_after_that() -> None:
+    """For a single client, who would only wait longer."""
+    scenario = BuildScenario("auto", shared=False)
+    scenario.building._builders.start_spare()
+    request, lowered = scenario.lowered_here(Source(_chain(200)))
+    there = scenario.building.compiled_there(request, lowered).elsewhere
+    assert there is not None
+    written = Compiled(Serialized(b"", 0, 0, ()), 1e-6, is_bound=False)
+    scenario.builders[0].replies = [Built(1, written, NOTHING)]
+    assert there.compile(0) == written
+    there.loaded(0.5)
+    assert scenario.building.compiled_there(request, lowered).elsewhere is None
 
 
 def test_what_calls_back_is_compiled_here() -> None:
