@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jaxd.cli.commands.verify import described
+from jaxd.api.launch.summary import described
 from tests.corpus import report
 from tests.corpus.comparing import summary
 from tests.corpus.data import make_data
