@@ -1,4 +1,4 @@
-"""A server that runs already, as `pytest --jaxd-server` names it, in place of the tests' own."""
+"""A server that runs already, as `pytest --on-server` names it, in place of the tests' own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import jaxd
 from jaxd_protocol.network.tokens import read_token_file
 from tests.live_server import run_client, source_environment
 
-_OPTION = "--jaxd-server"
+_OPTION = "--on-server"
 _REASON = f"needs a server of its own, and {_OPTION} names one"
 _named: dict[str, str] = {}
 _secrets: dict[str, str] = {}

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--jaxd-server ADDRESS`: the tests of clients use a server that runs already."""
+    """`--on-server ADDRESS`: the tests of clients use a server that runs already."""
     another_server.add_option(parser)
     parser.addoption(
         "--part",
@@ -70,7 +70,7 @@ def pytest_sessionstart() -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skips what the markers say of a server that `--jaxd-server` names."""
+    """Skips what the markers say of a server that `--on-server` names."""
     if item.get_closest_marker("own_server") is not None:
         another_server.own_server_needed()
     if item.get_closest_marker("counts_builds") is not None:

@@ -1,4 +1,4 @@
-"""`pytest --jaxd-server`: the tests of clients against a server that runs already."""
+"""`pytest --on-server`: the tests of clients against a server that runs already."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def suite(tmp_path: Path) -> Path:
 def run(suite: Path, address: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Runs them against that server."""
     words = ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(suite), "-p", "no:cacheprovider"]
-    command = [sys.executable, "-m", "pytest", "-q", *words, "--jaxd-server", address, str(suite)]
+    command = [sys.executable, "-m", "pytest", "-q", *words, "--on-server", address, str(suite)]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("JAXD_")}
     return subprocess.run(
         command, cwd=ROOT, env=kept | environment, capture_output=True, text=True, check=False
@@ -79,10 +79,10 @@ def test_they_use_the_server_that_is_named(live: LiveServer, suite: Path) -> Non
     done = run(suite, live.tls, JAXD_TOKEN=TOKEN, PYTHONPATH=str(suite))
     assert "2 passed, 5 skipped" in done.stdout, done.stdout + done.stderr
     assert (
-        "needs a server of its own, and --jaxd-server names one (for its worker_pid)" in done.stdout
+        "needs a server of its own, and --on-server names one (for its worker_pid)" in done.stdout
     )
-    assert "counts builds, and the server of --jaxd-server has been used before" in done.stdout
-    assert "the server of --jaxd-server has no only_here" in done.stdout
+    assert "counts builds, and the server of --on-server has been used before" in done.stdout
+    assert "the server of --on-server has no only_here" in done.stdout
 
 
 @pytest.mark.own_server

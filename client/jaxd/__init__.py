@@ -40,8 +40,8 @@ if TYPE_CHECKING:
         statistics,
         wait,
     )
-    from jaxd.dispatch.devices import Device
-    from jaxd.dispatch.server_statistics import Statistics
+    from jaxd.api.launch.process import install
+    from jaxd.dispatch.server_reports import Device, Statistics
     from jaxd.interop.lazy_array import LazyArray
     from jaxd.interop.remote_array import RemoteArray
     from jaxd.tracing.derived_call import last_error
@@ -68,6 +68,7 @@ __all__ = [
     "errors",
     "forget",
     "get",
+    "install",
     "last_error",
     "named",
     "persistent_call",
@@ -86,10 +87,11 @@ _LAZY_EXPORTS: Final = {
     **dict.fromkeys(("named", "pickle_by_handle", "put", "shared_copy"), "jaxd.api.client"),
     **dict.fromkeys(("statistics", "wait"), "jaxd.api.client"),
     "Bucket": "jaxd_protocol.pytree.padding",
-    "Device": "jaxd.dispatch.devices",
+    "Device": "jaxd.dispatch.server_reports",
     "LazyArray": "jaxd.interop.lazy_array",
     "RemoteArray": "jaxd.interop.remote_array",
-    "Statistics": "jaxd.dispatch.server_statistics",
+    "Statistics": "jaxd.dispatch.server_reports",
+    "install": "jaxd.api.launch.process",
     "last_error": "jaxd.tracing.derived_call",
 }
 """Public names, each with its module. No module has the name of one of them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -18,6 +19,8 @@ def main(argv: Sequence[str] | None = None, worker_command: Sequence[str] = WORK
     Returns:
         0 after a drained stop, 1 when the server could not start or had to be killed.
     """
+    # inherited from a program whose `jax.jit` is served; that of a server is jax's own
+    os.environ.pop("JAXD", None)
     try:
         options = ready_for_tls(parse_arguments(argv))
         logs.configure(options.log_format, "host")

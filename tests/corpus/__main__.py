@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jaxd.cli.commands.verify import described
+from jaxd.api.launch.summary import described
 from tests.corpus import report
 from tests.corpus.comparing import summary, verification_of_all, verified_summary
 from tests.corpus.data import make_data

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import jaxd
-from jaxd.cli.commands.verify import summary_of
+from jaxd.api.launch.summary import summary_of
 from jaxd.tracing.verification import REPORT_VARIABLE
 from tests.corpus.places import INSIDE, Corpus, Project
 from tests.live_server import ROOT, LiveServer, source_environment
@@ -210,7 +210,7 @@ class Runner:
         work = place / "work"
         work.mkdir()
         command = [str(self._python), str(self._main(place)), *map(self._filled, program.arguments)]
-        ended = _run_measured(command, environment, work, program.patience_s)
+        ended = run_measured(command, environment, work, program.patience_s)
         return {
             **ended,
             "events": events_in(records),
@@ -262,7 +262,7 @@ def _lines_of_cell(cell: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _run_measured(
+def run_measured(
     command: list[str], environment: Mapping[str, str], work: Path, patience_s: float
 ) -> dict[str, Any]:
     """Runs a command; its exit status, output, and the processor time of all its processes."""

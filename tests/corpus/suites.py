@@ -68,14 +68,18 @@ class SuiteRunner:
         with working_directory() as place:
             return self._outcomes(place, self._runner(place).on_a_server_once(place))
 
-    def _runner(self, place: Path) -> Runner:
+    def copy_files(self, place: Path) -> Path:
+        """Copies its tests, which do not lie beside the package then, into a new folder there."""
         flat = place / "tests"
         flat.mkdir()
         for pattern in self._suite.files:
             for file in sorted(self._checkout.glob(pattern)):
                 name = str(file.relative_to(self._checkout)).replace("/", "__")
                 shutil.copyfile(file, flat / name)
-        suite = self._suite
+        return flat
+
+    def _runner(self, place: Path) -> Runner:
+        flat, suite = self.copy_files(place), self._suite
         arguments = ["-q", "-p", "corpus_outcomes", "-p", "no:cacheprovider", "-p", "no:xdist"]
         arguments += ["--continue-on-collection-errors"]
         arguments += ["--import-mode=importlib", "--rootdir", str(flat), "-o", "addopts="]

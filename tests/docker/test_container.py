@@ -159,7 +159,7 @@ def test_the_tests_of_clients_pass_against_it(container: Container) -> None:
     part = f"{int(time.time()) % 2 + 1}/2"  # all of them take four minutes
     pytest_words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--part", part)
     done = subprocess.run(
-        [sys.executable, *pytest_words, "--jaxd-server", container.address, "tests/end_to_end"],
+        [sys.executable, *pytest_words, "--on-server", container.address, "tests/end_to_end"],
         cwd=ROOT,
         env=os.environ | {"JAXD_TOKEN": container.token, "XLA_FLAGS": ""},  # as in the container
         capture_output=True,

@@ -18,7 +18,7 @@ Report = Callable[..., dict[str, Any]]
 
 HOOK = """
 import json, sys
-from jaxd.api.jit_hook import JitHook
+from jaxd.api.launch.jit_hook import JitHook
 hook = JitHook(libraries="own" not in sys.argv)
 if "plain" not in sys.argv:
     hook.install()
@@ -103,19 +103,22 @@ def test_all_forms_of_jit_become_persistent_and_give_the_same(report: Report) ->
 
 
 def test_what_was_imported_before_is_hooked_and_given_back(report: Report) -> None:
-    """`install` looks at modules that are there; `remove` puts their own functions back."""
+    """`install` looks at modules that are there, and at what these have imported by name.
+
+    `remove` puts their own functions back.
+    """
     program = """
 import jax
 given = jax.jit
 hook.remove()
-made = [given(lambda x: x + 1)]
 own = jax.jit
+made = [given(lambda x: x + 1), own(lambda x: x + 1)]
 hook.install()
 made.append(jax.jit(lambda x: x + 1))
 made.append(own(lambda x: x + 1))
 results = []
 """
-    assert report(program)["persistent"] == [True, True, False]
+    assert report(program)["persistent"] == [True, False, True, True]
 
 
 LIBRARY = """

@@ -16,7 +16,7 @@ import pytest
 
 from jaxd import connect, errors
 from jaxd.dispatch import async_call
-from jaxd.dispatch.retry_copy import RetryBudget
+from jaxd.dispatch.retry import RetryBudget
 from jaxd_protocol.network.addresses import Address
 from tests.end_to_end.gates import Gate, advice, in_thread, stop_at, stop_when_run, wait_until
 from tests.live_server import LiveServer

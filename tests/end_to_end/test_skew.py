@@ -15,7 +15,7 @@ import pytest
 
 from jaxd import Client, connect, errors
 from jaxd.dispatch import async_call
-from jaxd.dispatch.retry_copy import RetryBudget
+from jaxd.dispatch.retry import RetryBudget
 from jaxd_protocol.packages.distributions import changed_since_first_seen
 from tests.end_to_end.gates import Gate, advice, in_thread, stop_at, wait_until
 from tests.fake_packages import FakeSite

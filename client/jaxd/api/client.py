@@ -12,8 +12,7 @@ from jaxd.api.function import PersistentFunction
 from jaxd.api.options import check_option_values
 from jaxd.connection.settings import Fallbacks, Settings
 from jaxd.dispatch.caller import Caller, default_caller
-from jaxd.dispatch.devices import Device, device_index
-from jaxd.dispatch.server_statistics import Statistics
+from jaxd.dispatch.server_reports import Device, Statistics, device_index
 from jaxd.interop.remote_array import RemoteArray, handle_reducer
 from jaxd.transfer import shared_arrays
 from jaxd.transfer.shared_memory import shared_pool

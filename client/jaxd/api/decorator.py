@@ -139,15 +139,52 @@ def persistent_call(
         TypeError: for an option that does not exist, and as `jax.jit` for what is no function.
         ValueError: as `jax.jit`, for positions and names that the function does not have.
     """
+    check_options(options)  # an error here, not at the first call
+    if function is None:
+        return functools.partial(persistent_call, **options)
+    binding = bind(function, options)
+    bucket = options.get("bucket")
+    if not bucket:
+        return PersistentFunction(binding)
+    from jaxd.api.bucketing import BucketedFunction  # few functions have this option
+    from jaxd_protocol.jit.static_args import infer_static_args
+    from jaxd_protocol.pytree.padding import padding_of
+
+    statics = infer_static_args(function, binding.options).names
+    return BucketedFunction(binding, padding_of(function, bucket, statics))
+
+
+def check_options(options: CallOptions) -> None:
+    """Returns when options can be used.
+
+    Raises:
+        TypeError: for an option that does not exist.
+        ConfigurationError: for a value that is not usable.
+    """
     unknown = sorted(options.keys() - CallOptions.__annotations__.keys())
     if unknown:
         raise TypeError(
             f"persistent_call has no option {unknown[0]!r}. Its options are: "
             f"{', '.join(CallOptions.__annotations__)}."
         )
-    check_option_values(options)  # an error here, not at the first call
-    if function is None:
-        return functools.partial(persistent_call, **options)
+    check_option_values(options)
+
+
+def bind(
+    function: Callable[..., Any],
+    options: CallOptions,
+    lookup: type[CallerLookup] = CallerLookup,
+) -> FunctionBinding:
+    """A function and how it is called, of options that were checked.
+
+    Args:
+        function: the function.
+        options: see `CallOptions`.
+        lookup: finds what makes its calls.
+
+    Raises:
+        ConfigurationError, TypeError, ValueError: as `persistent_call`.
+    """
     check_function(function)
     jit_options = _jit_options(function, options)
     ignored, callbacks = names_of(options.get("ignore")) or (), options.get("callbacks") or ()
@@ -163,18 +200,9 @@ def persistent_call(
     address = options.get("server"), options.get("host"), options.get("port")
     verify = options.get("verify")
     known = None if client is None else _caller_of(client, verify)
-    caller = CallerLookup(*address, token, known, verify, new_caller)
+    caller = lookup(*address, token, known, verify, new_caller)
     snapshots = SnapshotCache(function, jit_options, ignored, ship, tuple(callbacks))
-    binding = FunctionBinding(function, jit_options, caller, settings, snapshots)
-    bucket = options.get("bucket")
-    if not bucket:
-        return PersistentFunction(binding)
-    from jaxd.api.bucketing import BucketedFunction  # few functions have this option
-    from jaxd_protocol.jit.static_args import infer_static_args
-    from jaxd_protocol.pytree.padding import padding_of
-
-    statics = infer_static_args(function, jit_options).names
-    return BucketedFunction(binding, padding_of(function, bucket, statics))
+    return FunctionBinding(function, jit_options, caller, settings, snapshots)
 
 
 def new_caller(settings: Settings) -> Caller:

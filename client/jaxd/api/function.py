@@ -188,6 +188,9 @@ class PersistentFunction(
     Thread-safe. Inside of another persistent function it is the function under `jax.jit`.
     """
 
+    _repeats_raised = False
+    """See `jaxd.tracing.fallback.may_follow`."""
+
     # jax.grad(f) and functools.wraps copy what is in f.__dict__: nothing of ours may be there
     __slots__ = ("_binding", "_derived", "_fallback", "_inline", "_jit_options", "_nnx")
 
@@ -534,7 +537,7 @@ class PersistentFunction(
         Raises:
             ConfigurationError: when it is no index; from a call, when there is no such device.
         """
-        from jaxd.dispatch.devices import device_index
+        from jaxd.dispatch.server_reports import device_index
         from jaxd_protocol.jit.transforms import untransformed
 
         options = self._binding.options._replace(device=device_index(device))
@@ -626,7 +629,10 @@ class PersistentFunction(
             from jaxd.tracing.fallback import Fallback  # few calls fail
 
             function, options, _, settings, snapshots = self._binding
-            self._fallback = Fallback(function, options, settings, snapshots)
+            repeats = self._repeats_raised
+            self._fallback = Fallback(
+                function, options, settings, snapshots, repeats_raised=repeats
+            )
         return self._fallback.after(caller, error, call, is_plain=is_plain)
 
     def _attempt(

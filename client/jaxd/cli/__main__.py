@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from jaxd.cli.commands import (
     demo,
@@ -15,6 +15,7 @@ from jaxd.cli.commands import (
     functions,
     relay,
     restart,
+    run,
     start,
     status,
     stop,
@@ -31,7 +32,26 @@ from jaxd_protocol.errors import JaxdError, NoServer
 
 _OF_SERVERS = (start, stop, restart, status, doctor, token)
 _OF_FUNCTIONS = (why, functions, values, devices, warm, verify, relay, demo)
-_COMMANDS = {each.__name__.rpartition(".")[2]: each for each in _OF_SERVERS + _OF_FUNCTIONS}
+
+
+class Command(Protocol):
+    """A command: a module of `jaxd.cli.commands`, or an object in one."""
+
+    SUMMARY: str
+    EXAMPLE: str
+
+    def configure(self, parser: argparse.ArgumentParser, /) -> None:
+        """Adds its options."""
+
+    def run(self, arguments: argparse.Namespace, /) -> int:
+        """Does it; the exit code."""
+
+
+_COMMANDS: dict[str, Command] = {
+    "run": run,
+    "env": run.Env(),
+    **{each.__name__.rpartition(".")[2]: each for each in _OF_SERVERS + _OF_FUNCTIONS},
+}
 
 _FORWARDED_COMMANDS = {
     "serve": ("run a server in the foreground", "jaxd_server"),
@@ -48,6 +68,7 @@ _FAILED, _NO_SERVER, _INTERRUPTED = 1, 3, 130
 
 _EXAMPLES = """\
 examples:
+  jaxd run train.py     run a program as it is, with what it jits served
   jaxd doctor           check whether all is well
   jaxd status --json    what the server has compiled and answered
   jaxd why --recent     what was compiled last, and why
@@ -111,6 +132,9 @@ def _become(command: str, words: Sequence[str]) -> NoReturn:
 
 def _split_program(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     """The command's own words, and those behind `--`: argparse would drop a `--` among these."""
+    if words[:1] == ["run"]:
+        own, program = run.split(words[1:])
+        return ["run", *own], program
     if words[:1] not in _WITH_PROGRAM or "--" not in words:
         return words, ()
     at = words.index("--")

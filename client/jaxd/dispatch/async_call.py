@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from jaxd.connection.call_future import CallFuture
 from jaxd.connection.shared_reader import PendingReply
 from jaxd.dispatch.caller import Caller, OpenCall
-from jaxd.dispatch.retry_copy import RetryBudget, RetryCopy
+from jaxd.dispatch.retry import RetryBudget, RetryCopy
 from jaxd.request.call_request import CallRequest
 from jaxd_protocol.base.process import start_thread
 from jaxd_protocol.errors import ConnectionLost

@@ -504,6 +504,11 @@ def default_caller(settings: Settings, make: Callable[[Settings], Caller] = Call
     return caller if caller is not None else _default_callers.setdefault(settings, make(settings))
 
 
+def default_callers() -> list[Caller]:
+    """Those that functions have been given in this process so far."""
+    return list(_default_callers.values())
+
+
 class CallerLookup:
     """Gives the caller of a function at its first call: the environment may change until then.
 

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from jaxd_protocol.wire import Frame
 
 
+_USE_WAIT_S: Final = 2.0
+
 MAX_WORKERS: Final = 4
 """How many workers a call is sent to while one after the other is replaced."""
 
@@ -61,8 +63,11 @@ class Session:
         fallbacks: the calls that ran in this process and were not reported yet.
         accepts: what the server takes, "code" or "exported"; None before the first connection.
         platform: what it computes on.
+        keeps_use: whether `use` is asked once more before this process exits.
         outages: how often the server could not be reached for a while.
     """
+
+    keeps_use = False
 
     def __init__(self, settings: Settings, handler: ServerRequestHandler) -> None:
         self.settings = settings
@@ -90,6 +95,7 @@ class Session:
         self._grace_s: float | None = None
         self.accepts: str | None = None
         self.platform = "cpu"
+        self._use: dict[str, float] = {}
         self.outages = 0
 
     def _make_output_printer(self) -> OutputPrinter:
@@ -157,10 +163,28 @@ class Session:
         if counts is not None and counts.pending and self.store is not None and self.connected:
             self.notify(self.store, "fell_back", *counts.take())
 
+    def use(self) -> dict[str, float]:
+        """What the server has done for this session, by the names of its `SessionUse`.
+
+        Of a session that is not connected, it is what was known when it was asked last.
+        """
+        connection = self.open_connection
+        if connection is not None:
+            deadline = time.monotonic() + _USE_WAIT_S
+            # at the exit of this process nothing is tried again
+            with suppress(JaxdError, AttributeError, TypeError, ValueError):
+                value, _ = connection.request("use", (), deadline=deadline)
+                found = json.loads(value)  # of a failure, which is a tuple, a TypeError
+                numbers = {k: v for k, v in found.items() if type(v) in (int, float)}
+                self._use = numbers or self._use
+        return self._use
+
     def notify_exit(self) -> None:
         """Notifies the server that this process exits: its values can be released."""
         if self.store is not None:
             self._report_fallbacks()
+            if self.keeps_use:
+                self.use()
             self.notify(self.store, "bye")
 
     def connection(self) -> ClientConnection:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -119,7 +118,7 @@ class WarningQueue:
             if what in self._issued:
                 return
             self._issued.add(what)
-        from jaxd_protocol.packages.installed import user_stacklevel
+        from jaxd_protocol.packages.installed import warn_user
 
         category = _CATEGORIES.get(warning.category, SkewWarning)
-        warnings.warn(warning.text, category, user_stacklevel())
+        warn_user(warning.text, category)

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from importlib.abc import Loader
-from importlib.machinery import ModuleSpec
-from types import ModuleType
+from collections.abc import Mapping
 from typing import Any
 
+from jaxd.interop.after_import import AfterImport
 from jaxd.interop.jax_runtime import prefer_cpu, require_jax, started_platform
 from jaxd_protocol.base.process import machine_id
 
@@ -68,32 +66,9 @@ def _watch_imports() -> None:
 
     A variable in the environment would also affect every process that this one starts.
     """
-    if not any(isinstance(finder, _JaxImportHook) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _JaxImportHook())
+    if not any(isinstance(finder, _SelectsCpu) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _SelectsCpu({"jax"}, lambda _: prefer_cpu()))
 
 
-class _JaxImportHook:
-    """An import hook that extends jax's loader."""
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if name != "jax":
-            return None
-        others = (each for each in sys.meta_path if each is not self and hasattr(each, "find_spec"))
-        specs = (finder.find_spec(name, path, target) for finder in others)
-        spec = next(filter(None, specs), None)
-        if spec is not None and spec.loader is not None:
-            _select_cpu_after(spec.loader)
-        return spec
-
-
-def _select_cpu_after(loader: Loader) -> None:
-    """Has a loader select the CPU once it has executed jax."""
-    execute = loader.exec_module
-
-    def exec_module(module: ModuleType) -> None:
-        execute(module)
-        prefer_cpu()
-
-    loader.exec_module = exec_module  # type: ignore[method-assign]
+class _SelectsCpu(AfterImport):
+    """Makes `import jax` select the CPU; in `sys.meta_path` once."""

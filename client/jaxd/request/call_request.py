@@ -171,7 +171,7 @@ class CallRequest(NamedTuple):
         """
         reason = self.spec.snapshot.refused.get(self.kind)
         if reason is not None:
-            from jaxd.request.refusals import Refused  # few functions fall back
+            from jaxd.request.function_snapshot import Refused  # few functions fall back
 
             raise Refused(reason)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
@@ -27,7 +26,6 @@ from jaxd_protocol.pytree.references import function_mark
 
 if TYPE_CHECKING:
     from jaxd.request.process_answers import NamedTexts
-    from jaxd.request.refusals import WalkRefusal
     from jaxd_protocol.fingerprint import Fingerprint, WalkResult
     from jaxd_protocol.fingerprint.data_model import CallbackCandidates, Reader
     from jaxd_protocol.fingerprint.local_archives import LocalArchives
@@ -71,9 +69,9 @@ class RedecorationCounter:
         with self._lock:
             count = self._counts[place] = self._counts.get(place, 0) + 1
         if count == WARN_AFTER:
-            from jaxd_protocol.packages.installed import user_stacklevel
+            from jaxd_protocol.packages.installed import warn_user
 
-            warnings.warn(_advice(code), CompileAdvice, user_stacklevel())
+            warn_user(_advice(code), CompileAdvice)
 
 
 def _advice(code: Any) -> str:
@@ -135,14 +133,14 @@ def _warn_of_changes(changes: Iterable[tuple[Package, Package | None]]) -> None:
     Raises:
         SkewWarning: where the user's filters turn it into an error.
     """
-    from jaxd_protocol.packages.installed import user_stacklevel
+    from jaxd_protocol.packages.installed import warn_user
 
     for old, new in changes:
         text = (
             f"{describe_change(old, new)} while this process runs what was there before. Functions "
             "are built anew with what is there now; restart this process to have the same in it."
         )
-        warnings.warn(text, SkewWarning, user_stacklevel())
+        warn_user(text, SkewWarning)
 
 
 package_changes: Final = PackageChanges()
@@ -336,7 +334,7 @@ class FunctionSnapshot:
         """
         if not (self.walk_fingerprint.unshared or self.walk_fingerprint.notes):
             return
-        from jaxd_protocol.packages.installed import user_stacklevel
+        from jaxd_protocol.packages.installed import warn_user
 
         for found in self.walk_fingerprint.unshared:
             ignored = found.path.rpartition(" → ")[2]
@@ -347,13 +345,13 @@ class FunctionSnapshot:
                 f"of the key with persistent_call(ignore={ignored!r}), and tell "
                 "versions apart with extra_key=."
             )
-            warnings.warn(text, UnsharedWarning, user_stacklevel())
+            warn_user(text, UnsharedWarning)
         for note in self.walk_fingerprint.notes:
             text = (
                 f"{note.path} reads {note.what} while it is traced ({note.where}): the program "
                 "keeps the value of that moment, for every client. Pass it as an argument."
             )
-            warnings.warn(text, TracedReadWarning, user_stacklevel())
+            warn_user(text, TracedReadWarning)
 
 
 def _readers_of_classes(walked: WalkResult) -> frozenset[Reader]:
@@ -501,3 +499,42 @@ class SnapshotCache:
             self._is_counted = True
             redecorations.record(self._function, spec.key)
         return spec
+
+
+# what a server has refused ---------------------------------------------------------------------
+
+_WALK_AGAIN_S: Final = 1.0
+"""A function that cannot be walked is walked again after this time: what it reaches may change."""
+
+
+class Refused(Exception):
+    """A call is like one that was refused, and is not sent. Its caller runs it in this process.
+
+    Attributes:
+        reason: why that one was refused.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class WalkRefusal:
+    """A function could not be walked, so that there is no snapshot of it.
+
+    Args:
+        reason: why.
+    """
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+        self._until = monotonic() + _WALK_AGAIN_S
+
+    def check(self) -> None:
+        """Returns when the function may be walked again.
+
+        Raises:
+            Refused: when that was tried a moment ago.
+        """
+        if monotonic() < self._until:
+            raise Refused(self._reason)

@@ -8,21 +8,20 @@ read; and only when it had no effect so far.
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from jaxd.dispatch.local_runs import runs_locally
 from jaxd.interop.jax_runtime import PRNGKeys, loaded_jax, map_leaves, to_jax_keys
-from jaxd.request.refusals import Refused, WalkRefusal
+from jaxd.request.function_snapshot import Refused, WalkRefusal
 from jaxd.tracing.inline import InlineFunction, local_jax_settings
 from jaxd_protocol import errors
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import FallbackWarning, JaxdError, TracerError
 from jaxd_protocol.jit.options import Config, Options
 from jaxd_protocol.messages.calls import origin_of
-from jaxd_protocol.packages.installed import is_local_module
+from jaxd_protocol.packages.installed import is_local_module, warn_user
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -70,8 +69,33 @@ _MAX_WARNED: Final = 4096
 _warned = BoundedDict[Any, None](_MAX_WARNED)
 
 
-def may_follow(error: BaseException) -> bool:
-    """Whether a run in this process may follow an error, wherever the server is."""
+class RanHere:
+    """The calls of one function that ran in this process.
+
+    Attributes:
+        name: what people call the function.
+        reason: why the first of them did.
+        calls: how many.
+    """
+
+    def __init__(self, name: str, reason: str) -> None:
+        self.name = name
+        self.reason = reason
+        self.calls = 0
+
+
+ran_here: Final = BoundedDict[Any, RanHere](_MAX_WARNED)
+"""By where the function was written, and what it is transformed by."""
+
+
+def may_follow(error: BaseException, *, repeats_raised: bool = False) -> bool:
+    """Whether a run in this process may follow an error, wherever the server is.
+
+    Args:
+        error: what the call has raised.
+        repeats_raised: whether that is so too for what the user's own code has raised while it was
+            traced, so that the error is as without a server.
+    """
     origin = origin_of(error)
     if origin.phase not in PHASES or isinstance(error, NEVER):
         return False
@@ -79,7 +103,7 @@ def may_follow(error: BaseException) -> bool:
         return error.type_name not in _ENDS_PROCESS
     if isinstance(error, JaxdError) or origin.phase != "building":
         return True
-    return not (origin.raised_in and is_local_module(origin.raised_in))
+    return repeats_raised or not (origin.raised_in and is_local_module(origin.raised_in))
 
 
 class Fallback:
@@ -92,6 +116,7 @@ class Fallback:
         options: how it is compiled.
         settings: how it is called.
         snapshots: what it means, as it is now.
+        repeats_raised: see `may_follow`.
 
     Attributes:
         name: what people call it.
@@ -103,8 +128,11 @@ class Fallback:
         options: Options,
         settings: CallSettings,
         snapshots: SnapshotCache,
+        *,
+        repeats_raised: bool = False,
     ) -> None:
         self._function = function
+        self._repeats_raised = repeats_raised
         self._options = options._replace(device=None)  # which names one of the server's
         self._settings = settings
         self._snapshots = snapshots
@@ -132,7 +160,9 @@ class Fallback:
             return LocalRun(self, caller, error.reason, call)
         if isinstance(error, TracerError) and not is_plain:
             return None
-        if not may_follow(error) or not runs_locally(caller.session, self._settings.fallback):
+        if not may_follow(error, repeats_raised=self._repeats_raised):
+            return None
+        if not runs_locally(caller.session, self._settings.fallback):
             return None
         reason = f"{type(error).__name__}: {error}"[:_MAX_REASON]
         return LocalRun(self, caller, reason, call, origin_of(error).phase)
@@ -202,14 +232,13 @@ class Fallback:
         session.count_fallback(new_function=is_new)
 
     def warn(self, reason: str, *, was_fetched: bool) -> None:
-        """Warns, once for each function, that it runs here."""
+        """Notes that the function runs here, and warns of it once."""
         function: Any = self._function
         what = getattr(function, "__code__", None) or self.name, self._options.transformations
+        ran_here.setdefault(what, RanHere(self.name, reason)).calls += 1
         if what in _warned:
             return
         _warned[what] = None
-        from jaxd_protocol.packages.installed import user_stacklevel
-
         fetched = " The arrays on the server that it takes are fetched, once." * was_fetched
         text = (
             f"{self.name} runs under plain jax.jit in this process, right but slower, because the "
@@ -217,7 +246,7 @@ class Fallback:
             "served; fallback='error' (or JAXD_FALLBACK=error) makes it an error, with its "
             "traceback. See docs/fallback.md."
         )
-        warnings.warn(text, FallbackWarning, user_stacklevel())
+        warn_user(text, FallbackWarning)
 
 
 class LocalRun(NamedTuple):

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from jaxd.dispatch.devices import Device
+from jaxd.dispatch.server_reports import Device
 from jaxd.interop.jax_runtime import PRNGKeys, import_jax
 from jaxd.results.reader import ResultsAs
 from jaxd_protocol.errors import ArgumentError, ConfigurationError, NoServer

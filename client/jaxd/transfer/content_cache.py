@@ -18,7 +18,7 @@ from jaxd_protocol.messages.data_locations import (
 )
 
 if TYPE_CHECKING:
-    from jaxd.transfer.dedup_policy import DedupPolicy
+    from jaxd.transfer.link_speed import DedupPolicy
     from jaxd.transfer.server_copies import ServerCopies, ServerCopy
 
 

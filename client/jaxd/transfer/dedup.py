@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from jaxd.transfer.dedup_policy import DedupPolicy
+from jaxd.transfer.link_speed import DedupPolicy
 from jaxd.transfer.server_copies import ServerCopies, ServerCopy
 from jaxd_protocol.messages.data_locations import (
     CACHED_AS_VALUE,
@@ -224,7 +224,7 @@ class Deduplicator:
 
     def _plan_compression(self, plan: DedupPlan, call: CallData) -> None:
         """Compresses arrays that have to be sent."""
-        from jaxd.transfer.compression import compressed
+        from jaxd.transfer.link_speed import compressed
 
         settled = {-1, *(row.leaf for row in plan.data_locations)}
         for owner, data in zip(call.buffer_leaves, call.buffers, strict=False):

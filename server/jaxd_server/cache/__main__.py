@@ -15,8 +15,9 @@ from typing import Any, Final
 
 from jaxd_protocol.base.terminal import Parser, size, table
 from jaxd_protocol.errors import ConfigurationError
+from jaxd_protocol.network.local_server import cache_root
 from jaxd_server.cache.catalog import CachedCall, cached_calls, check_records, target_facts
-from jaxd_server.cache.directory import cache_root, check_trusted
+from jaxd_server.cache.directory import check_trusted
 from jaxd_server.cache.disk_usage import usage
 from jaxd_server.cache.sweep import clear, sweep
 from jaxd_server.config.argument_types import parse_size

@@ -23,7 +23,6 @@ VERSION: Final = "v2"
 TARGET_FILE: Final = "target.json"
 """Describes, for people, what the folder of a target is good for."""
 
-_DISABLED: Final = "none"
 _MAX_NAME: Final = 40
 _LONG: Final = "long-"
 _TAG: Final = "CACHEDIR.TAG"
@@ -31,24 +30,6 @@ _TAG_TEXT: Final = """\
 Signature: 8a477f597d28d172789f06886806bc55
 # Compiled programs of jaxd; can be removed at any time. See https://bford.info/cachedir/
 """
-
-
-def cache_root(given: str | None = None) -> str | None:
-    """The absolute path of the cache folder; None: there is to be none.
-
-    Args:
-        given: from the options; else `$JAXD_CACHE_DIR`, else `$XDG_CACHE_HOME/jaxd`, else
-            `~/.cache/jaxd`. `none` in the first two switches the cache off.
-    """
-    named = given or os.environ.get("JAXD_CACHE_DIR")
-    if named == _DISABLED:
-        return None
-    if named:
-        return os.path.abspath(os.path.expanduser(named))
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(base):  # the specification wants a relative one ignored
-        base = os.path.expanduser("~/.cache")
-    return os.path.join(os.path.abspath(base), "jaxd")
 
 
 def make_trusted(root: str) -> str:

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from jaxd_protocol.errors import ConfigurationError
-from jaxd_server.cache.directory import TARGET_FILE, Directory, Kind, cache_root, make_trusted
+from jaxd_protocol.network.local_server import cache_root
+from jaxd_server.cache.directory import TARGET_FILE, Directory, Kind, make_trusted
 from jaxd_server.cache.record_file import (
     InvalidRecord,
     Record,

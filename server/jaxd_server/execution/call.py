@@ -23,7 +23,7 @@ from jaxd_server.codec.results import pack_result
 from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.functions.table import FunctionSource
 from jaxd_server.execution.admission import Operation
-from jaxd_server.runtime.counters import Counts
+from jaxd_server.runtime.counters import Counts, SessionUse
 from jaxd_server.runtime.events import SILENT, Emit
 from jaxd_server.values.references import ReferencedData
 
@@ -54,6 +54,7 @@ class Client:
         device: the index of the one that its calls run on, unless their function names another.
         used_executables: serial numbers of the executables that its calls have used.
         counts: those of its principal; None: only those of everybody.
+        use: what it has had of the server.
     """
 
     id: str
@@ -61,6 +62,7 @@ class Client:
     device: int = 0
     used_executables: set[int] = field(default_factory=set)
     counts: Counts | None = None
+    use: SessionUse = field(default_factory=SessionUse)
 
 
 _NO_SESSION: Final = Client("", "")

@@ -188,7 +188,8 @@ class Pipeline:
         if run.executable.serial not in run.call.session.used_executables:
             self._count_first_use(run.call.session, run.executable)
         is_counted_elsewhere = run.call.cancel_token is not NEVER_CANCELLED
-        self.counters.hit(0.0 if is_counted_elsewhere else seconds, run.call.session.counts)
+        session = run.call.session
+        self.counters.hit(0.0 if is_counted_elsewhere else seconds, session.counts, session.use)
 
     def _is_current(self, call: Call, executable: Executable) -> bool:
         """Whether the packages of a warm executable have not changed.
@@ -279,8 +280,11 @@ class Pipeline:
         call.cancel_token.set_phase("running")
         call.cancel_token.check()
         run = Run(call, executable, leaves_of(dynamic(arguments, function.statics)))
-        own, hits = call.session.counts, 0 if made else 1
-        return self._started(run, lambda *_: self.counters.add(own, calls=1, executable_hits=hits))
+        return self._started(run, partial(self._count_cold, hits=0 if made else 1))
+
+    def _count_cold(self, run: Run, _seconds: float, hits: int) -> None:
+        run.call.session.use.calls += 1
+        self.counters.add(run.call.session.counts, calls=1, executable_hits=hits)
 
     def _started(self, run: Run, count: Callable[[Run, float], None]) -> Finish:
         run.executable.hold()
@@ -333,10 +337,14 @@ class Pipeline:
         self.build_log.known_functions.record(session.principal, executable.key)
         if made is None:
             saved = executable.costs.build_s
+            session.use.found += 1
         elif made.verdict == "load":
             saved = max(0.0, executable.costs.build_s - executable.costs.paid_s)
+            session.use.loaded += 1
         else:
+            session.use.compiled += 1
             return
+        session.use.saved_s += saved
         executable.saved_s += saved
         self.counters.add(session.counts, saved_s=saved)
 

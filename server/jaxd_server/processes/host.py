@@ -16,19 +16,17 @@ from typing import Any
 
 from jaxd_protocol import __version__
 from jaxd_protocol.network.addresses import Address
-from jaxd_protocol.network.local_server import control_path
+from jaxd_protocol.network.local_server import cache_root, control_path
 from jaxd_server.auth.listen_policy import check_trust
 from jaxd_server.auth.listeners import Listener, open_listeners
 from jaxd_server.auth.tls_setup import connection_hints
-from jaxd_server.cache.directory import cache_root
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.processes.supervision.quarantine import Quarantine, QuarantineFile
 from jaxd_server.processes.supervision.supervisor import Supervisor
 from jaxd_server.processes.tenants.directory import tenants_root
 from jaxd_server.processes.tenants.manager import TenantManager
-from jaxd_server.runtime.files import shorten_log
 from jaxd_server.runtime.json_lines import encode_line, messages
-from jaxd_server.runtime.logs import log_event
+from jaxd_server.runtime.logs import log_event, shorten_log
 
 
 def reap_orphans(own: Collection[int]) -> list[int]:

@@ -138,6 +138,7 @@ class ServerConnection(BulkConnection):
             "withdraw": lambda _, number: self._calls.inflight.withdraw(number),
             "statistics": lambda *_: json.dumps(report("statistics", session.principal)),
             "info": lambda *_: json.dumps(report("info", session.principal)),
+            "use": lambda *_: json.dumps(session.use.to_report()),
             "devices": lambda *_: json.dumps(worker_context.devices(session)),
         }
         self._ended = threading.Event()

@@ -41,6 +41,29 @@ class Counts:
     saved_s: float = 0.0
 
 
+@dataclass(slots=True)
+class SessionUse:
+    """What one client process has had of the server.
+
+    Attributes:
+        calls: calls that were answered with a result.
+        compiled: executables that were traced and compiled for one of them.
+        loaded: executables that were loaded from disk for one of them.
+        found: executables that were there when it used them first.
+        saved_s: seconds of tracing and compiling that `loaded` and `found` have spared it.
+    """
+
+    calls: int = 0
+    compiled: int = 0
+    loaded: int = 0
+    found: int = 0
+    saved_s: float = 0.0
+
+    def to_report(self) -> dict[str, float]:
+        """The counts by name."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
 class Counters:
     """Counts what the worker did since it started; safe from any thread."""
 
@@ -86,13 +109,23 @@ class Counters:
                 for name, amount in amounts.items():
                     setattr(counts, name, getattr(counts, name) + amount)
 
-    def hit(self, run_s: float = 0.0, own: Counts | None = None) -> None:
-        """Counts one call that a ready executable answered: all that the warm path counts."""
+    def hit(
+        self, run_s: float = 0.0, own: Counts | None = None, use: SessionUse | None = None
+    ) -> None:
+        """Counts one call that a ready executable answered: all that the warm path counts.
+
+        Args:
+            run_s: seconds that it ran.
+            own: the counts of its principal, if there are any.
+            use: of its session.
+        """
         with self._lock:
             self._last_activity = time.monotonic()
             self._counts.calls += 1
             self._counts.executable_hits += 1
             self._counts.run_s += run_s
+            if use is not None:
+                use.calls += 1
             if own is not None:
                 own.calls += 1
                 own.executable_hits += 1

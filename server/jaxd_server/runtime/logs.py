@@ -1,9 +1,11 @@
-"""One line per event on stderr, for people or for machines; the same in host and worker."""
+"""One line per event on stderr, for people or for machines; and files that stay small or whole."""
 
 from __future__ import annotations
 
 import json
 import logging
+import os
+import shutil
 import sys
 import time
 from collections.abc import Mapping
@@ -91,3 +93,36 @@ def _readable(value: Any) -> str:
         return json.dumps(value, default=str)
     is_word = value.isprintable() and not set(value) & {" ", '"', "="}
     return value if value and is_word else json.dumps(value)
+
+
+# files ------------------------------------------------------------------------------------------
+
+
+def replace_file(path: str, text: str) -> None:
+    """Writes a file that only this user can read, such that it is never seen in part.
+
+    Raises:
+        OSError: when it cannot be written; the file is unchanged then.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+    with open(os.open(f"{path}.new", flags, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())  # otherwise it could be empty after a power cut
+    os.replace(f"{path}.new", path)
+
+
+def shorten_log(path: str, most: int) -> bool:
+    """Moves the content of a log that is larger than `most` bytes to `PATH.1`; whether it did.
+
+    Whoever writes it has it open for appending, and goes on at its new beginning. What is written
+    in between is lost.
+
+    Raises:
+        OSError: when there is none, or no room for the copy.
+    """
+    if os.path.getsize(path) <= most:
+        return False
+    shutil.copyfile(path, f"{path}.1")
+    os.truncate(path, 0)
+    return True

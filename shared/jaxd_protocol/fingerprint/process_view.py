@@ -105,7 +105,7 @@ def process_values(code: CodeType) -> ProcessValues:
     """The values, in this process, of what the code of a module may read when it runs on a server.
 
     Every text in code that names `os.environ` or `os.getenv` may be the name of a variable. Which
-    other reads are refused there, `jaxd_protocol.pickling.unpack.patched_modules` says.
+    other reads are refused there, `jaxd_protocol.pickling.unpack.private_modules` says.
     """
     names, texts = _named.get(code) or _named.put(code, _names_and_texts(code))
     variables: list[tuple[str, str | None]] = []

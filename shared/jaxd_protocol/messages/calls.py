@@ -31,6 +31,7 @@ Each line is an rpyc request to the peer's root; `[…]` is sent as buffers besi
       name(name, skeleton, ids, ttl_s) → (OK,)          named(name, number) → (OK, skeleton)
       unname(name) → (OK, did it exist)       values() → JSON {holders, totals}
       statistics() → JSON                     info() → JSON
+      use() → JSON                            what the session has had, see `SessionUse`
       why(key, skeleton or None, description) → JSON    what a call would do, and why
       stages(key, skeleton, stage, dialect, places) [pickles] → JSON
               a stage of a function: its `jaxpr`, `lowered`, `program` or `compiled`, derived anew

@@ -12,11 +12,13 @@ import os
 import socket
 import stat
 import sys
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import jaxd_protocol
 from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.network.addresses import Address
+
+_NO_CACHE: Final = "none"
 
 
 def runtime_dir() -> str:
@@ -32,6 +34,24 @@ def runtime_dir() -> str:
 
 def _uid() -> int:
     return os.getuid() if hasattr(os, "getuid") else 0
+
+
+def cache_root(given: str | None = None) -> str | None:
+    """The absolute path of the cache folder; None: there is to be none.
+
+    Args:
+        given: from the options; else `$JAXD_CACHE_DIR`, else `$XDG_CACHE_HOME/jaxd`, else
+            `~/.cache/jaxd`. `none` in the first two switches the cache off.
+    """
+    named = given or os.environ.get("JAXD_CACHE_DIR")
+    if named == _NO_CACHE:
+        return None
+    if named:
+        return os.path.abspath(os.path.expanduser(named))
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(base):  # the specification wants a relative one ignored
+        base = os.path.expanduser("~/.cache")
+    return os.path.join(os.path.abspath(base), "jaxd")
 
 
 def environment_digest() -> str:

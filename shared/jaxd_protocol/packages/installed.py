@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
+from collections.abc import Callable
 from functools import lru_cache
 from types import FrameType
 from typing import Any
@@ -107,3 +109,26 @@ def user_stacklevel() -> int:
         frame = frame.f_back
         level += 1
     return level
+
+
+def warn_user(text: str, category: type[Warning]) -> None:
+    """Warns, at the user's line that calls; where somebody collects such warnings, they get it.
+
+    Raises:
+        Warning: where the user's filters turn it into an error.
+    """
+    if _collectors:
+        _collectors[-1](text, category)
+    else:
+        warnings.warn(text, category, user_stacklevel())
+
+
+_collectors: list[Callable[[str, type[Warning]], object]] = []
+
+
+def collect_warnings(collect: Callable[[str, type[Warning]], object]) -> None:
+    """Gives the warnings of jaxd itself to `collect`, from now on, instead of Python's filters.
+
+    For programs that were not written for jaxd, which may have made each warning an error.
+    """
+    _collectors.append(collect)

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from jaxd.cli.interrupts import deferring_interrupts
+from jaxd.cli.child_program import deferring_interrupts
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -9,7 +9,7 @@ import pytest
 
 import jaxd
 from jaxd import Device, PersistentFunction, persistent_call
-from jaxd.dispatch.devices import device_index
+from jaxd.dispatch.server_reports import device_index
 from jaxd.errors import ConfigurationError
 from jaxd_protocol.fingerprint.function_wrapper import jit_options_of
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from jaxd.dispatch import retry_copy
-from jaxd.dispatch.retry_copy import RetryBudget, RetryCopy
+from jaxd.dispatch import retry
+from jaxd.dispatch.retry import RetryBudget, RetryCopy
 from jaxd.request.call_request import CallRequest
 from jaxd.transfer.routing import CallTransfer
 from jaxd_protocol.messages.data_locations import BLOCK, VALUE, DataLocation
@@ -89,7 +89,7 @@ def test_a_copy_that_is_not_made_takes_no_room(
     def copy(data: memoryview) -> bytes:
         raise error
 
-    monkeypatch.setattr(retry_copy, "bytes", copy, raising=False)
+    monkeypatch.setattr(retry, "bytes", copy, raising=False)
     with pytest.raises(KeyboardInterrupt) if error is KeyboardInterrupt else nullcontext():
         assert RetryCopy.of(call, CallTransfer((), call.buffers), room) is None
     assert room.reserve(10)

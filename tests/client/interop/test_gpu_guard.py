@@ -103,7 +103,7 @@ def test_jax_that_is_imported_later_uses_the_cpu_too() -> None:
         + """
 keep_jax_off_gpu(GPU_HERE), keep_jax_off_gpu(GPU_HERE)
 assert "jax" not in sys.modules
-finders = [one for one in sys.meta_path if type(one).__name__ == "_JaxImportHook"]
+finders = [one for one in sys.meta_path if type(one).__name__ == "_SelectsCpu"]
 import importlib.util
 assert importlib.util.find_spec("jax").name == "jax"
 assert importlib.util.find_spec("no_such_module") is None

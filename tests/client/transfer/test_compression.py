@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from jaxd.transfer.compression import MIN_COMPRESSED_BYTES, compressed
+from jaxd.transfer.link_speed import MIN_COMPRESSED_BYTES, compressed
 from jaxd_protocol.base.buffers import inflate
 
 ZEROS = memoryview(bytes(1 << 20))

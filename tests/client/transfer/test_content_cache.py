@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from jaxd.transfer.content_cache import MIN_HASHED_BYTES, ContentCache
-from jaxd.transfer.dedup_policy import FAST_LINK, DedupPolicy
+from jaxd.transfer.link_speed import FAST_LINK, DedupPolicy
 from jaxd.transfer.release_queue import ReleaseQueue
 from jaxd.transfer.server_copies import ServerCopies, ServerCopy
 from jaxd_protocol.errors import ConnectionLost

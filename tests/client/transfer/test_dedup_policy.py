@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from jaxd.transfer.dedup_policy import FAST_LINK, PROBE_COUNT, SKIP_COUNT, DedupPolicy
+from jaxd.transfer.link_speed import FAST_LINK, PROBE_COUNT, SKIP_COUNT, DedupPolicy
 
 MIB = 1 << 20
 

@@ -33,7 +33,9 @@ def begin(mode: str, directory: str) -> None:
         mode: `jaxd`, `plain` or `count`.
         directory: where the process writes what it has counted.
     """
-    from jaxd.api.jit_hook import AfterImport, JitHook
+    from jaxd.api.launch import process
+    from jaxd.api.launch.jit_hook import JitHook
+    from jaxd.interop.after_import import AfterImport
 
     sys.meta_path.insert(0, AfterImport({"jax"}, lambda _: _count_events(directory)))
     if mode == "count":
@@ -41,13 +43,11 @@ def begin(mode: str, directory: str) -> None:
 
     recorder = Recorder()
     if mode == "jaxd":
-        hook = JitHook(libraries=os.environ.get("CORPUS_LIBRARIES", "1") == "1")
+        hook = process.begin().hook
         recorder.watch_persistent_functions()
     else:
-        hook = JitHook(
-            make=recorder.plain, libraries=os.environ.get("CORPUS_LIBRARIES", "1") == "1"
-        )
-    hook.install()
+        hook = JitHook(make=recorder.plain)
+        hook.install()
     path = Path(directory) / f"calls-{os.getpid()}.json"
     atexit.register(recorder.save, path, hook.not_served)
 
@@ -126,7 +126,7 @@ class Recorder:
     def watch_persistent_functions(self) -> None:
         """Records all calls of persistent functions from now on."""
         from jaxd.api.function import PersistentFunction
-        from jaxd.api.jit_hook import AfterImport
+        from jaxd.interop.after_import import AfterImport
 
         call = PersistentFunction.__call__
 

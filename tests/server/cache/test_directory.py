@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from jaxd_protocol.errors import ConfigurationError
-from jaxd_server.cache.directory import Directory, cache_root, check_trusted, make_trusted
+from jaxd_protocol.network.local_server import cache_root
+from jaxd_server.cache.directory import Directory, check_trusted, make_trusted
 
 
 def mode(path: Path) -> int:

@@ -194,7 +194,7 @@ def server_in(directory: str) -> Iterator[str]:
 
     An interrupt waits until the server has started: before that it could not be stopped.
     """
-    from jaxd.cli.interrupts import deferring_interrupts
+    from jaxd.cli.child_program import deferring_interrupts
     from jaxd.connection.control_client import stop_and_wait
     from jaxd.connection.local_server import SERVER_COMMAND, start_background
     from jaxd_protocol.network.addresses import Address

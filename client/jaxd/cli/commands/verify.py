@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-import tempfile
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from jaxd.api.launch.summary import VerificationReport, described
 from jaxd.cli.child_program import run_program
 from jaxd.cli.query import add_query_options, print_json
 from jaxd.connection.settings import Settings
@@ -52,42 +48,11 @@ def run(arguments: argparse.Namespace) -> int:
             "JAXD_INLINE=1 means that no server is used, so there is nothing to be compared. Unset "
             "JAXD_INLINE."
         )
-    from jaxd.tracing.verification import REPORT_VARIABLE
-
-    with tempfile.TemporaryDirectory(prefix="jaxd-verify-") as folder:
-        report = Path(folder) / "report"
-        variables = {"JAXD_VERIFY": "1", REPORT_VARIABLE: str(report)}
-        code = run_program(arguments.program, arguments.server, EXAMPLE, **variables)
-        lines = report.read_text(encoding="utf-8").splitlines() if report.exists() else []
-    found: list[Mapping[str, str]] = [json.loads(line) for line in lines]
-    summary = summary_of(found)
+    report = VerificationReport()
+    code = run_program(arguments.program, arguments.server, EXAMPLE, **report.variables)
+    summary = report.summary()
     if arguments.json:
         print_json(summary)
     else:
         print(f"jaxd: {described(summary)}", file=sys.stderr, flush=True)
     return MISMATCH if summary["mismatches"] else code
-
-
-def summary_of(found: Sequence[Mapping[str, str]]) -> dict[str, Any]:
-    """How many comparisons ended how, and why some could not be made."""
-    outcomes = Counter(each["outcome"] for each in found)
-    reasons = Counter(each["reason"] for each in found if each["outcome"] == "incomparable")
-    stale = [dict(each) for each in found if each["outcome"] == "stale"]
-    return {
-        "verified": outcomes["verified"],
-        "mismatches": outcomes["stale"],
-        "not_comparable": outcomes["incomparable"],
-        "reasons": dict(reasons.most_common()),
-        "stale": [{"function": each["function"], "difference": each["reason"]} for each in stale],
-    }
-
-
-def described(summary: Mapping[str, Any]) -> str:
-    """The summary in a line, and one more for each reason and each mismatch."""
-    counts = [summary[name] for name in ("verified", "mismatches", "not_comparable")]
-    if not any(counts):
-        return "nothing was compared: no function of this program was answered by a server"
-    text = "{} verified, {} mismatches, {} not comparable".format(*counts)
-    lines = [f"  not comparable, {count}: {why}" for why, count in summary["reasons"].items()]
-    lines += [f"  {each['function']}: {each['difference']}" for each in summary["stale"]]
-    return "\n".join([text, *lines])

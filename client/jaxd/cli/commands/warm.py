@@ -12,8 +12,7 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Final
 
 from jaxd.api.client import Client
-from jaxd.cli.child_program import run_program
-from jaxd.cli.interrupts import handling_interrupts
+from jaxd.cli.child_program import handling_interrupts, run_program
 from jaxd.cli.query import add_query_options, print_json
 from jaxd.cli.terminal import BuildBar, duration
 from jaxd.connection.settings import Settings

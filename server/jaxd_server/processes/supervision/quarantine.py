@@ -26,9 +26,8 @@ from typing import Any, Final, NamedTuple
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import ConfigurationError
 from jaxd_server.cache.directory import make_trusted
-from jaxd_server.runtime.files import replace_file
 from jaxd_server.runtime.flight_recorder import FlightEntry
-from jaxd_server.runtime.logs import log_event
+from jaxd_server.runtime.logs import log_event, replace_file
 from jaxd_server.runtime.threads.executors import SerialExecutor
 
 MAX_DEATHS: Final = 2

@@ -14,7 +14,8 @@ from contextlib import suppress
 from typing import Any, Final
 
 from jaxd_protocol.errors import ConfigurationError
-from jaxd_server.cache.directory import cache_root, make_trusted
+from jaxd_protocol.network.local_server import cache_root
+from jaxd_server.cache.directory import make_trusted
 from jaxd_server.config.argument_types import SAME_USER
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.processes.supervision.tenant_settings import Tenant, User

@@ -10,7 +10,7 @@ from typing import Final
 
 from jaxd_protocol.errors import ConfigurationError, LimitExceeded
 from jaxd_server.processes.tenants.os_users import living_processes
-from jaxd_server.runtime.files import replace_file
+from jaxd_server.runtime.logs import replace_file
 
 _TABLE: Final = "users.json"
 _ENDER: Final = "jaxd"

@@ -24,8 +24,7 @@ from jaxd_protocol.fingerprint.guards import MISSING
 from jaxd_protocol.fingerprint.local_archives import IMPORTLIB, archive_of, archived_id, look_up
 from jaxd_protocol.packages.distributions import Package
 from jaxd_protocol.pickling.unpack.content_table import content_table
-from jaxd_protocol.pickling.unpack.patched_modules import PatchedModule
-from jaxd_protocol.pickling.unpack.private_modules import NotShipped, PrivateModules
+from jaxd_protocol.pickling.unpack.private_modules import NotShipped, PatchedModule, PrivateModules
 from jaxd_protocol.pytree.padding import BucketOption, pad_in_trace, padding_of
 
 

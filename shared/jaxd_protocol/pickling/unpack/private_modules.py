@@ -22,11 +22,28 @@ from jaxd_protocol.fingerprint.canonical_bytes import is_same
 from jaxd_protocol.fingerprint.data_model import Source
 from jaxd_protocol.fingerprint.values.modules import LazySubmodules
 from jaxd_protocol.packages.installed import is_local_file
-from jaxd_protocol.pickling.unpack.patched_modules import PatchedModule
 
 
 class NotShipped(PackingError, ModuleNotFoundError):
     """Code on the server imports a module of the user's own that was not sent with it."""
+
+
+class PatchedModule(ModuleType):
+    """An installed module with some attributes of a client's; the others are the server's own."""
+
+    def __init__(self, real: ModuleType, attributes: Mapping[str, Any]) -> None:
+        super().__init__(real.__name__, real.__doc__)
+        for name in ("__package__", "__path__", "__spec__", "__file__"):
+            if hasattr(real, name):
+                vars(self)[name] = getattr(real, name)
+        vars(self)["_jaxd_real"] = real
+        vars(self).update(attributes)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["_jaxd_real"], name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*vars(self), *dir(vars(self)["_jaxd_real"])} - {"_jaxd_real"})
 
 
 class PrivateModules:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxd_protocol.pickling.unpack.patched_modules import PatchedModule
 from jaxd_protocol.pickling.unpack.private_modules import (
+    PatchedModule,
     PrivateModules,
     installed_module,
     patched_module,

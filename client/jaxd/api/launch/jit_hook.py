@@ -1,6 +1,6 @@
 """`jax.jit` becomes `persistent_call` from outside, without a changed line in the program.
 
-    JitHook().install()  # before the program is imported or run
+    JitHook().install()  # before jax is imported; what was jitted before stays plain
 
 `jax.jit` is replaced in the namespace of jax, and what stands there asks which module calls it:
 for the program's own code and for libraries it makes a persistent function, for jax itself it is
@@ -10,18 +10,19 @@ jax's own. The server has no such hook, so that a trace there uses plain `jax.ji
 from __future__ import annotations
 
 import functools
-import importlib.abc
-import importlib.machinery
 import sys
-import threading
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import MappingProxyType, ModuleType
 from typing import Any, Final, NamedTuple
 
-from jaxd.api.decorator import persistent_call
+from jaxd.api.decorator import CallOptions, bind, check_options
+from jaxd.api.function import PersistentFunction
+from jaxd.api.transforms import hide_frames
+from jaxd.dispatch.caller import Caller, CallerLookup
+from jaxd.interop.after_import import AfterImport
 from jaxd_protocol.fingerprint.function_wrapper import FunctionWrapper
-from jaxd_protocol.packages.installed import is_local_module
+from jaxd_protocol.packages.installed import content_of, is_local_module
 
 _PLAIN_CALLERS: Final = frozenset({"jax", "jaxlib", "jaxd", "jaxd_protocol", "jaxd_server"})
 """Packages whose own use of `jax.jit` is left alone."""
@@ -81,18 +82,16 @@ class JitHook:
     Args:
         libraries: whether installed packages get persistent functions as well; else only the
             program's own code does.
-        make: makes a persistent function, as `persistent_call`.
+        make: makes a persistent function of a function and options, as `persistent_call`.
 
     Attributes:
         not_served: why functions were given to plain `jax.jit`, and how many for each reason.
     """
 
-    def __init__(
-        self, *, libraries: bool = True, make: Callable[..., Any] = persistent_call
-    ) -> None:
+    def __init__(self, *, libraries: bool = True, make: Callable[..., Any] | None = None) -> None:
         self.not_served: Counter[str] = Counter()
         self._libraries = libraries
-        self._make = make
+        self._make = hooked if make is None else make
         self._finder = AfterImport(_JITS, self._patch)
         self._originals: list[tuple[ModuleType, str, Any]] = []
 
@@ -101,6 +100,8 @@ class JitHook:
         for name in _JITS:
             if name in sys.modules:
                 self._patch(sys.modules[name])
+        for module, name, original in list(self._originals):
+            self._patch_copies(original, getattr(module, name))
         sys.meta_path.insert(0, self._finder)
 
     def remove(self) -> None:
@@ -133,12 +134,104 @@ class JitHook:
             self.not_served[f"{type(error).__name__}: {error}"] += 1
             return made
 
+    def _patch_copies(self, original: Any, hooked_jit: Any) -> None:
+        """Replaces a function where modules have imported it by name already."""
+        for name, module in list(sys.modules.items()):
+            if name in _JITS or not self.serves(name):
+                continue
+            for copy in [key for key, value in content_of(name).items() if value is original]:
+                self._originals.append((module, copy, original))
+                setattr(module, copy, hooked_jit)
+
     def _patch(self, module: ModuleType) -> None:
         for jit in _JITS[module.__name__]:
             original = getattr(module, jit.name)
             if not isinstance(original, HookedJit):
                 self._originals.append((module, jit.name, original))
                 setattr(module, jit.name, HookedJit(original, jit, self))
+
+
+class HookedFunction(PersistentFunction[..., Any]):
+    """A persistent function whose author wrote `jax.jit`, and is shown what that shows."""
+
+    __slots__ = ()
+
+    _repeats_raised = True
+
+    def __repr__(self) -> str:
+        try:
+            return f"<PjitFunction of {self.__wrapped__!r}>"
+        except Exception:  # noqa: BLE001  of an object of the user's, whose repr may do anything
+            return "<PjitFunction>"
+
+    def _remade(self, function: Callable[..., Any]) -> PersistentFunction[..., Any]:
+        return HookedFunction(
+            self._binding.with_function(function, self._binding.options, function)
+        )
+
+
+def hooked(function: Callable[..., Any], **options: Any) -> HookedFunction:
+    """A function with such options of `persistent_call` that runs on a server, if not `watched`.
+
+    Raises:
+        ConfigurationError, TypeError, ValueError: as `persistent_call`.
+    """
+    given: CallOptions = options  # type: ignore[assignment]  # checked in the next line
+    check_options(given)
+    return HookedFunction(bind(function, given, _HookedLookup))
+
+
+class Plain:
+    """Whether hooked functions are plain ones under `jax.jit` now.
+
+    Attributes:
+        is_wanted: whether somebody has said so.
+        watched: how many calls were plain because a debugger or a coverage tool looks at them.
+    """
+
+    def __init__(self) -> None:
+        self.is_wanted = False
+        self.watched = 0
+
+
+def is_watched() -> bool:
+    """Whether a debugger or a coverage tool sees each line of this process."""
+    return sys.gettrace() is not None or any(map(_monitoring_tool, _WATCHERS))
+
+
+_WATCHERS: Final = (0, 1)
+"""Numbers of debuggers and of coverage tools in `sys.monitoring`."""
+
+_monitoring_tool: Final = getattr(getattr(sys, "monitoring", None), "get_tool", lambda _: None)
+
+plain: Final = Plain()
+"""Of this process."""
+
+
+class _HookedLookup(CallerLookup):
+    """As for any persistent function; but what a tool looks at runs where it can see it."""
+
+    __slots__ = ()
+
+    def __call__(self) -> Caller | None:
+        found = None if plain.is_wanted else super().__call__()
+        if found is not None and is_watched() and _may_run_here(found):
+            plain.watched += 1
+            return None
+        return found
+
+
+def _may_run_here(caller: Caller) -> bool:
+    """Whether calls that a server could answer may run in this process, by the rule of fallback.
+
+    A server of this environment, which need not be started for it, has devices of the same kind.
+    """
+    settings = caller.session.settings
+    if settings.server is None and settings.fallback is None:
+        return True
+    from jaxd.dispatch.local_runs import runs_locally
+
+    return runs_locally(caller.session, None)
 
 
 class HookedJit(FunctionWrapper):
@@ -153,11 +246,15 @@ class HookedJit(FunctionWrapper):
     def __call__(self, *args: Any, **options: Any) -> Any:
         """As `jax.jit`, also as a decorator with options."""
         caller = sys._getframe(1).f_globals.get("__name__")  # noqa: SLF001  what it is for
-        if len(args) > 1 or not self._hook.serves(str(caller)):
+        if len(args) > 1 or plain.is_wanted or not self._hook.serves(str(caller)):
             return self.__wrapped__(*args, **options)
         if not args:
             return functools.partial(self, **options)
-        return self._hook.jitted(self._jit, self.__wrapped__, args[0], options)
+        try:
+            return self._hook.jitted(self._jit, self.__wrapped__, args[0], options)
+        except Exception as error:
+            hide_frames(error)
+            raise
 
     def __copy__(self) -> HookedJit:
         """As of any function: itself."""
@@ -184,62 +281,3 @@ def _without_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in options.items()
         if value is not None and type(value).__name__ != "UnspecifiedValue"
     }
-
-
-class AfterImport(importlib.abc.MetaPathFinder):
-    """Calls back when one of some modules has been imported; to be put into `sys.meta_path`.
-
-    Args:
-        names: of the modules.
-        imported: is called with the module.
-    """
-
-    def __init__(self, names: Container[str], imported: Callable[[ModuleType], None]) -> None:
-        self._names = names
-        self._imported = imported
-        self._searching = threading.local()
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        """The spec that others find, with a loader that calls back."""
-        if fullname not in self._names or getattr(self._searching, "now", False):
-            return None
-        self._searching.now = True
-        try:
-            spec = next(self._found(fullname, path, target), None)
-        finally:
-            self._searching.now = False
-        if spec is not None and spec.loader is not None:
-            spec.loader = _CallingLoader(spec.loader, self._imported)
-        return spec
-
-    def _found(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
-    ) -> Iterator[importlib.machinery.ModuleSpec]:
-        for finder in list(sys.meta_path):
-            spec = finder.find_spec(fullname, path, target) if finder is not self else None
-            if spec is not None:
-                yield spec
-
-
-class _CallingLoader(importlib.abc.Loader):
-    """Loads as another loader does, puts that one back, and calls back."""
-
-    def __init__(
-        self, loader: importlib.abc.Loader, imported: Callable[[ModuleType], None]
-    ) -> None:
-        self._loader = loader
-        self._imported = imported
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        """What the other loader creates."""
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Runs the module as the other loader does."""
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        module.__loader__ = self._loader
-        self._loader.exec_module(module)
-        self._imported(module)

@@ -1,0 +1,1 @@
+"""For PYTHONPATH: what Python imports from here when a process starts."""

@@ -1,0 +1,141 @@
+"""`jaxd run` and `jaxd env`: programs whose `jax.jit` is served, without a changed line in them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from typing import Final, NoReturn
+
+from jaxd.api.client import connect
+from jaxd.api.launch.process import ENABLED, Says, paths_without_hook, variables
+from jaxd.cli.query import add_server_option
+from jaxd.connection.settings import Settings
+
+SUMMARY = "run a Python program, with what it jits served"
+EXAMPLE = "jaxd run train.py --steps 100"
+
+_MORE: Final = """
+more:
+  jaxd run -m pytest tests                        as: python -m pytest tests
+  jaxd run -m pdb train.py                        a debugger, which sees what is jitted
+  jaxd run --report -W error train.py             options of Python, and why calls ran here
+  jaxd run --server ssh://gpu-host train.py       on another machine's server
+"""
+
+_WITH_VALUE: Final = ("-X", "-W", "--check-hash-based-pycs")
+_OUT_OF_REACH: Final = frozenset("IES")
+"""Options with which Python looks neither at PYTHONPATH nor for a `sitecustomize`."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
+    parser.usage = "jaxd run [--server ADDRESS] [--report] PYTHON-ARGUMENTS ..."
+    parser.description = (
+        "Runs `python PYTHON-ARGUMENTS`: a script, `-m module`, `-c code` or `-`, with its own "
+        "arguments. What the program and its libraries give to jax.jit is answered by a server, "
+        "where it stays compiled; what a server cannot answer runs under jax.jit as ever. "
+        "Everything else is as with python: exit code, signals, tracebacks, child processes. "
+        "See docs/run.md."
+    )
+    parser.epilog = f"example: {EXAMPLE}\n{_MORE}"
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add_server_option(parser)
+    parser.add_argument(
+        "--report", action="store_true", help="at the end say what ran in the program, and why"
+    )
+
+
+def split(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """The command's own words, and those of Python: from the first that is none of its options."""
+    at = 0
+    while at < len(words) and words[at].startswith("--") and words[at] not in _WITH_VALUE:
+        if words[at] == "--":
+            return words[:at], words[at + 1 :]
+        at += 2 if words[at] == "--server" else 1
+    if at < len(words) and words[at] == "-h":
+        at += 1
+    return words[:at], words[at:]
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Becomes that program; 2 where there is none, as Python.
+
+    Raises:
+        ConfigurationError: when an address cannot be read.
+        NoServer, AuthenticationFailed, VersionMismatch: when the server that is named does not
+            answer.
+    """
+    words = arguments.program
+    wrong = _wrong_program(words)
+    if wrong:
+        print(f"jaxd: {wrong}", file=sys.stderr)
+        return 2
+    settings = Settings.resolve(server=arguments.server)
+    if settings.server is not None and not settings.inline:
+        with connect(settings.server) as client:  # here its errors are not the program's
+            client.caller.session.current()
+    return _become(words, arguments.server, "report" if arguments.report else "line")
+
+
+def _become(words: Sequence[str], server: str | None, says: Says) -> NoReturn:
+    environment = {**os.environ, **variables(os.environ, server, says)}
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(sys.executable, [sys.executable, *words], environment)  # noqa: S606  no shell is wanted
+
+
+def _wrong_program(words: Sequence[str]) -> str:
+    """Why Python would not run it; empty where it would."""
+    at = 0
+    while at < len(words) and words[at].startswith("-") and words[at] != "-":
+        word = words[at]
+        if word.startswith(("-m", "-c")):
+            return ""
+        if not word.startswith("--") and not _OUT_OF_REACH.isdisjoint(word.partition("X")[0]):
+            return (
+                f"with {word} Python does not look at PYTHONPATH, by which jaxd reaches the "
+                "program. Leave it out; or call jaxd.install() in the program's first line."
+            )
+        at += 2 if word in _WITH_VALUE else 1
+    if at == len(words):
+        return f"there is no program to run. Write one, such as: {EXAMPLE}"
+    if words[at] != "-" and not os.path.exists(words[at]):
+        return (
+            f"there is no file {words[at]!r}. Options of jaxd come before the program, and those "
+            "of the program behind it."
+        )
+    return ""
+
+
+class Env:
+    """`jaxd env`: the same for programs that others start."""
+
+    __name__ = "env"
+    SUMMARY = "print shell variables with which every `python` is as under `jaxd run`"
+    EXAMPLE = 'eval "$(jaxd env)"; make experiments; eval "$(jaxd env --off)"'
+
+    @staticmethod
+    def configure(parser: argparse.ArgumentParser) -> None:
+        """Adds the options of the command."""
+        add_server_option(parser)
+        parser.add_argument("--off", action="store_true", help="print what takes it back")
+
+    @staticmethod
+    def run(arguments: argparse.Namespace) -> int:
+        """Prints them for a POSIX shell.
+
+        Raises:
+            ConfigurationError: when an address cannot be read.
+        """
+        if arguments.off:
+            left = os.pathsep.join(paths_without_hook(os.environ.get("PYTHONPATH", "")))
+            print(f"unset {ENABLED}")
+            print(f"export PYTHONPATH={shlex.quote(left)}" if left else "unset PYTHONPATH")
+            return 0
+        Settings.resolve(server=arguments.server)
+        for name, value in variables(os.environ, arguments.server).items():
+            print(f"export {name}={shlex.quote(value)}")
+        return 0

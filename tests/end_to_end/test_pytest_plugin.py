@@ -1,0 +1,207 @@
+"""`pytest --jaxd`: tests of others on a warm server, with the outcomes that they have without."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+from jaxd import Client
+from tests.end_to_end.unchanged import comparable, counts_in, run
+from tests.live_server import ROOT, LiveServer
+
+Environment = dict[str, str]
+
+SUITE = """
+from functools import partial
+import jax, jax.numpy as jnp, numpy as np, pytest
+
+@jax.jit
+def double(x):
+    return x * 2
+
+@partial(jax.jit, static_argnums=1)
+def power(x, n):
+    return 1.0 * x ** n  # another program than that of other tests
+
+@jax.jit
+def checked(x):
+    assert x.shape == (7,), "seven are needed"
+    return x
+
+def test_passes():
+    assert double(jnp.float32(2)) == 4
+
+def test_fails_by_its_result():
+    assert double(jnp.float32(2)) == 5
+
+def test_fails_by_many_results():
+    np.testing.assert_allclose(power(jnp.arange(3.0), 2), [0, 1, 5])
+
+def test_fails_inside():
+    checked(jnp.ones(3))
+
+def test_expects_a_failure():
+    with pytest.raises(AssertionError, match="seven are needed"):
+        checked(jnp.ones(3))
+
+def test_is_given_no_array():
+    double("text")
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_fails_while_it_is_traced(n):
+    jax.jit(lambda a, b: a @ b)(jnp.ones(n), jnp.ones(4))
+"""
+
+
+@pytest.fixture
+def environment(live: LiveServer, tmp_path: Path) -> Environment:
+    """Of somebody who uses the live server, and has the plugin whatever is installed here."""
+    installed = tmp_path / "installed"
+    made = installed / "jaxd_plugin-1.dist-info"
+    made.mkdir(parents=True)
+    (made / "METADATA").write_text("Metadata-Version: 2.1\nName: jaxd-plugin\nVersion: 1\n")
+    (made / "entry_points.txt").write_text(entry_points())
+    paths = f"{live.environment['PYTHONPATH']}:{installed}"
+    return live.environment | {
+        "XDG_CACHE_HOME": str(tmp_path),
+        "JAXD_FALLBACK": "local",
+        "PYTHONPATH": paths,
+    }
+
+
+def entry_points() -> str:
+    """Those of the wheel for pytest."""
+    text = (ROOT / "pyproject.toml").read_text()
+    table = text.split("[project.entry-points.pytest11]\n")[1].split("\n\n")[0]
+    return f"[pytest11]\n{table.replace(chr(34), '')}\n"
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Path:
+    """A folder with those tests."""
+    made = tmp_path / "suite"
+    made.mkdir()
+    (made / "test_theirs.py").write_text(SUITE)
+    return made
+
+
+def run_pytest(
+    environment: Environment, suite: Path, *words: str, tool: Sequence[str] = ()
+) -> CompletedProcess[str]:
+    """Runs pytest there."""
+    command = (sys.executable, *tool, "-m", "pytest", "-p", "no:cacheprovider", *words)
+    return run(command, environment, suite)
+
+
+def without_the_line(output: str) -> list[str]:
+    """What can be compared of the output of pytest."""
+    lines = comparable(output).splitlines()
+    return [line for line in lines if not line.startswith(("jaxd: ", "plugins: "))]
+
+
+@pytest.mark.counts_builds
+def test_outcomes_are_those_without_it(
+    environment: Environment, suite: Path, client: Client
+) -> None:
+    """The same texts and tracebacks, to the last line, cold and warm; a line says what was done."""
+    plain = run_pytest(environment, suite)
+    before = client.statistics()
+    cold = run_pytest(environment, suite, "--jaxd")
+    between = client.statistics()
+    warm = run_pytest(environment, suite, "--jaxd")
+    after = client.statistics()
+    assert "6 failed, 2 passed" in plain.stdout
+    assert without_the_line(cold.stdout) == without_the_line(plain.stdout)
+    assert without_the_line(warm.stdout) == without_the_line(plain.stdout)
+    assert (between.compiles - before.compiles, after.compiles - between.compiles) == (2, 0)
+    counts = counts_in(warm.stdout)
+    assert (counts["compiled"], counts["warm"]) == (0, counts["calls"])
+    assert counts["fell back"] == 0
+    assert counts_in(cold.stdout)["compiled"] == 2
+
+
+def test_workers_of_xdist_share_the_server_and_the_line(
+    environment: Environment, suite: Path, client: Client
+) -> None:
+    """The line has the sums."""
+    before = client.statistics().calls
+    done = run_pytest(environment, suite, "--jaxd", "-n", "2", "-k", "passes or by_its or by_many")
+    assert "2 failed, 1 passed" in done.stdout
+    answered = client.statistics().calls - before
+    assert counts_in(done.stdout)["calls"] == answered == 3
+
+
+def test_marker_ini_option_and_fixtures(environment: Environment, suite: Path) -> None:
+    """`jaxd = true` is as `--jaxd`; a test with `jaxd(False)` uses plain `jax.jit` all the way."""
+    (suite / "pytest.ini").write_text("[pytest]\njaxd = true\naddopts = --strict-markers\n")
+    (suite / "test_theirs.py").write_text(
+        """
+import jax, pytest
+
+double = jax.jit(lambda x: x * 2)
+
+@pytest.mark.jaxd(False)
+def test_plain(jaxd_client):
+    before = jaxd_client.statistics().calls
+    assert type(jax.jit(len)).__name__ == "PjitFunction"
+    assert double(2) == 4
+    assert jaxd_client.statistics().calls == before
+
+def test_served(jaxd_client, jaxd_server):
+    before = jaxd_client.statistics().calls
+    assert double(2) == 4
+    assert jaxd_client.statistics().calls == before + 1
+    assert jaxd_server == str(jaxd_client.caller.session.address)
+"""
+    )
+    done = run_pytest(environment, suite)
+    assert "2 passed" in done.stdout, done.stdout
+    assert counts_in(done.stdout)["calls"] == 1
+
+
+def test_without_the_option_nothing_is_loaded(environment: Environment, suite: Path) -> None:
+    """Neither jax nor rpyc nor numpy, and no server is looked for."""
+    (suite / "test_theirs.py").write_text(
+        "import sys\n\ndef test_nothing(pytestconfig):\n"
+        "    assert pytestconfig.pluginmanager.hasplugin('jaxd')\n"
+        "    assert not {'jax', 'rpyc', 'numpy', 'jaxd.api.launch.process'} & set(sys.modules)\n"
+    )
+    bare = environment | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = run_pytest(bare, suite, "-p", "jaxd")
+    assert "1 passed" in done.stdout, done.stdout
+    assert "jaxd: " not in done.stdout
+
+
+def test_a_server_that_is_not_there_is_an_error_of_usage(
+    environment: Environment, suite: Path
+) -> None:
+    """Before any test, in a line."""
+    done = run_pytest(environment, suite, "--jaxd", "--jaxd-server", "unix:///nowhere/s.sock")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "ERROR: --jaxd: " in done.stderr + done.stdout
+    assert "unix:///nowhere/s.sock" in done.stderr + done.stdout
+
+
+def test_coverage_sees_what_is_jitted(environment: Environment, suite: Path) -> None:
+    """What a tool looks at runs here, and is counted."""
+    pytest.importorskip("coverage")
+    (suite / "theirs.py").write_text("def f(x):\n    y = x + 1\n    return y\n")
+    (suite / "test_theirs.py").write_text(
+        "import jax, theirs\n\ndef test_it():\n    assert jax.jit(theirs.f)(1) == 2\n"
+    )
+    words = ("-m", "coverage", "run", "--include=theirs.py")
+    done = run_pytest(environment, suite, "--jaxd", tool=words)
+    assert counts_in(done.stdout)["under a debugger or coverage"] == 1
+    told = run((sys.executable, "-m", "coverage", "report"), environment, suite).stdout
+    assert "100%" in told
+
+
+def test_verification_is_an_option(environment: Environment, suite: Path) -> None:
+    """Each program is compared with what the process makes itself."""
+    done = run_pytest(environment, suite, "--jaxd", "--jaxd-verify", "-k", "passes or by_many")
+    assert "1 failed, 1 passed" in done.stdout
+    assert "jaxd: 2 verified, 0 mismatches, 0 not comparable" in done.stdout

@@ -1,0 +1,354 @@
+"""`jaxd run`, `jaxd env` and `jaxd.install()`: programs of which no line is changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxd import Client
+from jaxd.api.launch.process import variables
+from jaxd.connection.control_client import stop_and_wait
+from jaxd_protocol.network.local_server import LocalServerFiles
+from tests.end_to_end.terminals import TerminalProcess
+from tests.end_to_end.unchanged import JAXD_RUN, PYTHON, comparable, counts_in, run
+from tests.live_server import LiveServer
+
+Environment = dict[str, str]
+
+PROGRAM = """
+import functools, sys
+import jax
+import jax.numpy as jnp
+from jax import jit
+from lib import tripled
+
+@jax.jit
+def double(x):
+    return x * 2
+
+@functools.partial(jax.jit, static_argnums=1)
+def power(x, n):
+    return x ** n
+
+@jit
+def fails(x):
+    def inner(y):
+        raise ValueError("not with %s" % (y.shape,))
+    return inner(x)
+
+class Model:
+    @functools.partial(jit, static_argnames="self")
+    def __call__(self, x):
+        return tripled(x) + 1
+
+x = jnp.arange(3.0)
+print(double(x), power(x, 2), Model()(x), repr(double), type(x))
+print(sys.argv, __name__, __file__, sys.path[0], sys.stdin.read(), __spec__)
+try:
+    fails(x)
+except ValueError as error:
+    print(error, error.__notes__[:0])
+fails(x)
+"""
+
+LIBRARY = """
+from jax import jit
+
+@jit
+def tripled(x):
+    return x * 3
+"""
+
+
+@pytest.fixture
+def environment(live: LiveServer, tmp_path: Path) -> Environment:
+    """Of a user of the live server, with a cache of their own."""
+    return live.environment | {"XDG_CACHE_HOME": str(tmp_path), "JAXD_FALLBACK": "local"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Holds the program and its library."""
+    made = tmp_path / "work"
+    made.mkdir()
+    (made / "program.py").write_text(PROGRAM)
+    (made / "lib.py").write_text(LIBRARY)
+    return made
+
+
+@pytest.mark.counts_builds
+def test_a_program_is_as_with_python(
+    environment: Environment, folder: Path, client: Client
+) -> None:
+    """Output, exit code, arguments, `__main__`, stdin, the traceback; but served.
+
+    A second process traces nothing.
+    """
+    words = ("program.py", "--steps", "3")
+    plain = run((*PYTHON, *words), environment, folder, "typed")
+    assert "ValueError: not with (3,)" in plain.stderr
+    before = client.statistics()
+    served = run((*JAXD_RUN, *words), environment, folder, "typed")
+    between = client.statistics()
+    again = run((*JAXD_RUN, "--report", *words), environment, folder, "typed")
+    after = client.statistics()
+    for each in (served, again):
+        assert (comparable(each.stdout), each.returncode) == (comparable(plain.stdout), 1)
+    assert comparable(served.stderr) == comparable(plain.stderr)
+    assert between.traces - before.traces >= 3
+    assert after.executable_hits - between.executable_hits == 3
+    assert after.compiles == between.compiles
+    assert counts_in(again.stderr)["compiled"] == 0
+    assert counts_in(again.stderr)["traces and compiles saved"] == 3
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("-m", "package.module", "-x", "--server", "y"),
+        ("-c", "import sys; print(sys.argv, sys.path[0], __name__)", "-m"),
+        ("-", "--report"),
+        ("-u", "-X", "dev", "-W", "error", "seen.py", "--help"),
+        ("-m", "cProfile", "-s", "name", "seen.py"),
+    ],
+)
+def test_every_way_to_start_python_is_there(
+    runtime: Path, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    """With Python's own options; nothing of jaxd is loaded where there is no jax."""
+    (tmp_path / "package").mkdir()
+    code = (
+        "import sys; print(sys.argv, sys.path, __name__, __spec__ and __spec__.name, "
+        "sys.flags.dev_mode, [m for m in sys.modules if m.startswith('jaxd')], "
+        "sys.stdout.write_through)"
+    )
+    (tmp_path / "package" / "module.py").write_text(code)
+    (tmp_path / "seen.py").write_text(code)
+    said = [run((*how, *words), os.environ, tmp_path, code) for how in (PYTHON, JAXD_RUN)]
+    lines = [[line for line in each.stdout.splitlines() if "seconds" not in line] for each in said]
+    assert lines[0][0] == lines[1][0]
+    assert len(lines[0]) == len(lines[1])
+    assert [(each.returncode, each.stderr) for each in said] == [(0, "")] * 2
+
+
+@pytest.mark.parametrize(
+    ("code", "returned"),
+    [
+        ("import sys; sys.exit(7)", 7),
+        ("import os; os._exit(8)", 8),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGINT)", -signal.SIGINT),
+    ],
+)
+def test_the_end_is_that_of_the_program(runtime: Path, code: str, returned: int) -> None:
+    """By itself or by a signal, which reaches it: it is the process that was started."""
+    done = [run((*how, "-c", code), os.environ, runtime) for how in (PYTHON, JAXD_RUN)]
+    assert [each.returncode for each in done] == [returned] * 2
+    assert done[0].stderr == done[1].stderr
+
+
+def test_a_sitecustomize_of_the_users_own_runs(runtime: Path, tmp_path: Path) -> None:
+    """Before the program, with and without `JAXD=1`; what it raises is shown as without jaxd."""
+    (tmp_path / "sitecustomize.py").write_text("import builtins; builtins.mine = __file__")
+    path = os.pathsep.join([os.environ["PYTHONPATH"], str(tmp_path)])
+    code = "import sitecustomize, sys; print(mine, sitecustomize.__file__, sys.path)"
+    environment = os.environ | {"PYTHONPATH": path}
+    said = [run((*how, "-c", code), environment, tmp_path).stdout for how in (PYTHON, JAXD_RUN)]
+    assert said[0] == said[1] != ""
+    (tmp_path / "sitecustomize.py").write_text("raise KeyError('mine')")
+    hooked = environment | variables(environment)
+    said = [run((*PYTHON, "-c", ""), each, tmp_path).stderr for each in (environment, hooked)]
+    assert said[0] == said[1]
+    assert "mine" in said[0]
+
+
+def test_children_of_multiprocessing_are_served(environment: Environment, tmp_path: Path) -> None:
+    """Spawned and forked; the report counts each call in them, and each before the fork, once."""
+    (tmp_path / "program.py").write_text(
+        """
+import multiprocessing
+import jax
+
+numbers = (x for x in (1.0, 2.0))
+
+@jax.jit
+def refused(x):
+    return x + next(numbers)
+
+def work(number):
+    return float(jax.jit(lambda x: x * number)(2.0))
+
+if __name__ == "__main__":
+    refused(1.0)
+    for method in ("fork", "spawn"):
+        pool = multiprocessing.get_context(method).Pool(1)
+        print(pool.map(work, [1, 2]))
+        pool.close()
+        pool.join()
+"""
+    )
+    done = run((*JAXD_RUN, "--report", "program.py"), environment, tmp_path)
+    assert (done.returncode, done.stdout) == (0, "[2.0, 4.0]\n" * 2)
+    counts = counts_in(done.stderr)
+    assert (counts["calls"], counts["fell back"]) == (4, 1)
+
+
+def test_what_a_server_cannot_run_runs_in_the_program_and_is_reported(
+    environment: Environment, tmp_path: Path
+) -> None:
+    """Without a warning, which the program could have made an error; a line says how often."""
+    (tmp_path / "program.py").write_text(
+        """
+import jax, warnings
+warnings.simplefilter("error")
+warnings.filterwarnings("ignore", "backend and device")
+numbers = (x for x in (1.0, 2.0))
+
+@jax.jit
+def refused(x):
+    return x + next(numbers)
+
+print(refused(1.0), refused(2.0), jax.jit(lambda x: x + 1, backend="cpu")(1.0))
+"""
+    )
+    done = run((*JAXD_RUN, "--report", "program.py"), environment, tmp_path)
+    assert (done.stdout, done.returncode) == ("2.0 3.0 2.0\n", 0)
+    counts = counts_in(done.stderr)
+    assert (counts["calls"], counts["fell back"]) == (0, 2)
+    assert counts["functions left to jax.jit"] == 1
+    assert "  2 x refused: " in done.stderr
+    assert "  1 x left to jax.jit: the option backend" in done.stderr
+    assert run((*JAXD_RUN, "program.py"), environment, tmp_path).stderr == ""
+
+
+def test_on_a_terminal_one_line_says_what_was_saved(environment: Environment) -> None:
+    """At the very end, behind what the program itself says when it exits."""
+    program = "import atexit, jax; atexit.register(print, 'bye', file=__import__('sys').stderr); "
+    program += "print(jax.jit(lambda x: x + 1)(1))"
+    launcher = f"import os; os.execv({sys.executable!r}, {[*JAXD_RUN, '-c', program]!r})"
+    with TerminalProcess(launcher, (), environment) as started:
+        code, said = started.end()
+        assert (code, said) == (0, "2\n")
+        lines = started.said.split()
+        assert started.said.replace("\r", "").startswith("bye\njaxd: 1 calls, ")
+        assert lines[-1] == "saved"
+
+
+def test_a_debugger_sees_what_is_jitted(environment: Environment, tmp_path: Path) -> None:
+    """Functions run in the program while it looks, and the report says so."""
+    program = "import jax\n\n@jax.jit\ndef f(x):\n    y = x + 1\n    return y\n\nprint(f(1.0))\n"
+    (tmp_path / "program.py").write_text(program)
+    typed = "break 6\ncontinue\nprint('here', type(y).__name__)\nclear 1\ncontinue\nquit\n"
+    words = ("-m", "pdb", "program.py")
+    plain = run((*PYTHON, *words), environment, tmp_path, typed)
+    served = run((*JAXD_RUN, "--report", *words), environment, tmp_path, typed)
+    assert "here" in plain.stdout
+    assert comparable(served.stdout) == comparable(plain.stdout)
+    assert counts_in(served.stderr)["under a debugger or coverage"] == 1
+
+
+def test_operations_between_calls_are_kept_by_jaxs_own_cache(
+    environment: Environment, tmp_path: Path
+) -> None:
+    """Below jaxd's folder; a folder that the user has chosen, before or later, is the only one."""
+    code = "import sys, jax; jax.numpy.ones(3) + 4; {}jax.numpy.arange(5) * 2"
+    eager = tmp_path / "jaxd" / "eager"
+
+    def kept(more: str = "", **variables: str) -> int:
+        done = run((*JAXD_RUN, "-c", code.format(more)), environment | variables, tmp_path)
+        assert done.returncode == 0, done.stderr
+        return len(list(eager.glob("*-cache")))
+
+    first = kept()
+    assert first > 1
+    assert (eager.stat().st_mode & 0o777, kept()) == (0o700, first)
+    mine, later = tmp_path / "mine", tmp_path / "later"
+    for file in eager.iterdir():
+        file.unlink()
+    assert kept(JAX_COMPILATION_CACHE_DIR=str(mine)) == 0
+    assert kept(JAXD_EAGER_CACHE="0") == 0
+    assert kept(JAXD_CACHE_DIR="none") == 0
+    chosen = f"jax.config.update('jax_compilation_cache_dir', {str(later)!r}); "
+    chosen += "jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0); "
+    assert 0 < kept(chosen) < first
+    assert len(list(later.glob("*-cache"))) > 0
+
+
+def test_a_started_server_is_not_hooked_and_its_programs_are_kept(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It inherits the variables of the program that starts it; after its end they are loaded."""
+    code = "import jax; print(jax.jit(lambda x: jax.jit(jax.numpy.sin)(x) + 1)(0.0))"
+    files = LocalServerFiles.of_this_environment()
+    found = []
+    for _ in range(2):
+        done = run((*JAXD_RUN, "--report", "-c", code), os.environ, runtime)
+        assert (done.stdout, done.returncode) == ("1.0\n", 0), done.stderr
+        found.append(counts_in(done.stderr))
+        assert stop_and_wait(files.control)
+    assert [each["calls"] for each in found] == [1, 1]
+    assert [each["compiled"] for each in found] == [1, 0]
+    assert [each["traces and compiles saved"] for each in found] == [0, 1]
+
+
+def test_env_does_the_same_for_programs_that_others_start(
+    environment: Environment, folder: Path
+) -> None:
+    """In a POSIX shell, until it is taken back; other folders on PYTHONPATH stay."""
+    jaxd = f"{sys.executable} -m jaxd.cli"
+    show = (
+        f"{sys.executable} -c 'import jax, json, os; "
+        'print(json.dumps([type(jax.jit(len)).__name__, os.environ["PYTHONPATH"]]))\''
+    )
+    script = f'{show}; eval "$({jaxd} env)"; {show}; eval "$({jaxd} env --off)"; {show}'
+    done = run(("sh", "-c", script), environment, folder)
+    assert done.stderr == ""
+    before, during, after = map(json.loads, done.stdout.splitlines())
+    assert [before[0], during[0], after[0]] == ["PjitFunction", "HookedFunction", "PjitFunction"]
+    assert before[1] == after[1]
+    assert during[1].endswith(before[1])
+
+
+def test_install_reaches_what_was_imported_by_name(
+    environment: Environment, folder: Path, live: LiveServer
+) -> None:
+    """Where `JAXD=1`; else it does nothing."""
+    code = """
+import jax
+from jax import jit
+import jaxd
+jaxd.install()
+import lib
+print(type(jit(len)).__name__, type(jax.jit(len)).__name__, type(lib.tripled).__name__)
+"""
+    said = [
+        run((*PYTHON, "-c", code), environment | more, folder).stdout.split()
+        for more in ({}, {"JAXD": "1"})
+    ]
+    assert said == [["PjitFunction"] * 3, ["HookedFunction"] * 3]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ((), 2, "there is no program to run"),
+        (("no.py",), 2, "there is no file 'no.py'"),
+        (("-I", "no.py"), 2, "with -I Python does not look at PYTHONPATH"),
+        (("--server", "unix:///nowhere/s.sock", "-c", ""), 1, "unix:///nowhere/s.sock"),
+        (("--server", "nonsense://x", "-c", ""), 1, "nonsense://x"),
+    ],
+)
+def test_what_cannot_begin_says_so_in_a_line(
+    runtime: Path, words: tuple[str, ...], code: int, said: str
+) -> None:
+    """Before the program has run a line."""
+    done = run((*JAXD_RUN, *words), os.environ, runtime)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr.startswith("jaxd: ")
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
