@@ -66,6 +66,7 @@ NAMES_PRIVATE_PARTS_OF_JAX = {
     "client/jaxd/interop/jax_registry.py": "handles become arguments of jax's own functions",
     "client/jaxd/interop/jax_runtime.py": "whether a backend was made already",
     "client/jaxd/interop/jax_settings.py": "the settings and contexts of a thread",
+    "client/jaxd/interop/local_programs.py": "jax's own dispatch, for programs that were loaded",
     "client/jaxd/tracing/primitive.py": "the rules of checkify",
     "server/jaxd_server/jax_compat/arrays.py": "arrays with weak types, keys",
     "server/jaxd_server/jax_compat/compilation_cache.py": "jax's own cache on disk",
@@ -88,7 +89,7 @@ NAMES_PRIVATE_PARTS_OF_JAX = {
 # The only files in which bytes become objects or code, each with who has written the bytes.
 OPENS_BYTES = {
     "server/jaxd_server/jax_compat/lowered_transfer.py": "this server's own builders",
-    "server/jaxd_server/jax_compat/programs.py": "this server: its cache, which is its own alone",
+    "shared/jaxd_protocol/jax_objects/program_bytes.py": "this server, or one of this very user",
     "shared/jaxd_protocol/pickling/unpack/private_modules.py": "an authenticated client: source",
     "shared/jaxd_protocol/pickling/unpack/unpickler.py": "an authenticated client",
     "shared/jaxd_protocol/messages/tracebacks.py": "jaxd: one line that raises",

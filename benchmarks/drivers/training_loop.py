@@ -1,4 +1,7 @@
-"""A training loop whose step one decorator or the other runs: `training_loop jit`, `… ADDRESS`."""
+"""A training loop whose step one decorator or the other runs.
+
+`training_loop jit`, `… ADDRESS`, or `… ADDRESS PLACE`.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,8 @@ def main() -> None:
         training = Training(jax.jit(train_step, donate_argnums=0))
         measurements: dict[str, Callable[[int], Any]] = {}
     else:
-        client = connect(sys.argv[1])
+        place: Any = sys.argv[2] if len(sys.argv) > 2 else None
+        client = connect(sys.argv[1], place=place)
         training = Training(client.persistent_call(train_step, donate_argnums=0))
         count = partial(bytes_per_step, training, client)
         measurements = {"sent": partial(count, "bytes_received")}

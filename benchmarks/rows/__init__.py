@@ -5,6 +5,7 @@ from __future__ import annotations
 from benchmarks.harness import Row
 from benchmarks.rows.executables import BESIDE_BUILDS, DISPATCH, RESTART
 from benchmarks.rows.fresh import FRESH_PROCESS, FRESH_SCALAR
+from benchmarks.rows.here import HERE_FRESH, HERE_PROGRAMS, HERE_TINY, HERE_TRAINING
 from benchmarks.rows.key import KEY
 from benchmarks.rows.small import IN_FLIGHT, SMALL_CALL
 from benchmarks.rows.training import TRAINING, TRAINING_BYTES, TRAINING_ONE_THREAD
@@ -24,4 +25,8 @@ ROWS: tuple[Row, ...] = (
     RESTART,
     DISPATCH,
     BESIDE_BUILDS,
+    HERE_FRESH,
+    HERE_TRAINING,
+    HERE_TINY,
+    HERE_PROGRAMS,
 )

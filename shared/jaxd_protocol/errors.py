@@ -33,6 +33,7 @@ __all__ = [
     "OutOfMemory",
     "PackageMismatch",
     "PackingError",
+    "PlaceRefused",
     "ProtocolError",
     "Quarantined",
     "RemoteError",
@@ -94,6 +95,10 @@ class ConfigurationError(JaxdError, ValueError):
     """An address, option, token file or configuration file is not usable as it is."""
 
     blame = "caller"
+
+
+class PlaceRefused(ConfigurationError):
+    """With `place="here"`: no program may be taken from the server, or none would run here."""
 
 
 class LimitExceeded(JaxdError, ValueError):

@@ -10,7 +10,7 @@ from jaxd.api import put_get
 from jaxd.api.decorator import CallOptions, new_caller, persistent_call
 from jaxd.api.function import PersistentFunction
 from jaxd.api.options import check_option_values
-from jaxd.connection.settings import Fallbacks, Settings
+from jaxd.connection.settings import Fallbacks, Places, Settings
 from jaxd.dispatch.caller import Caller, default_caller
 from jaxd.dispatch.server_reports import Device, Statistics, device_index
 from jaxd.interop.remote_array import RemoteArray, handle_reducer
@@ -117,6 +117,7 @@ def connect(
     device: SupportsIndex | None = None,
     fallback: Fallbacks | None = None,
     verify: bool | None = None,
+    place: Places | None = None,
 ) -> Client:
     """A client of its own, connected at once.
 
@@ -132,6 +133,8 @@ def connect(
             `JAXD_FALLBACK`.
         verify: whether the programs that answer are compared with what this process makes of the
             functions, as of `persistent_call`; else `JAXD_VERIFY`.
+        place: where its calls run once their program is known, as of `persistent_call`; else
+            `JAXD_PLACE`.
 
     Returns:
         The client; use it as a context manager or call its `close`.
@@ -151,6 +154,9 @@ def connect(
     if verify is not None:
         check_option_values({"verify": verify})
         settings = settings.replaced(verify=verify)
+    if place is not None:
+        check_option_values({"place": place})
+        settings = settings.replaced(place=place)
     client = Client(new_caller(settings))
     client.caller.session.connection()
     return client

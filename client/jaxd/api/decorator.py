@@ -16,7 +16,7 @@ from jaxd.api.options import (
     packed_shardings,
     positions_of,
 )
-from jaxd.connection.settings import Fallbacks, Settings
+from jaxd.connection.settings import Fallbacks, Places, Settings
 from jaxd.dispatch.caller import Caller, CallerLookup, HasCaller
 from jaxd.request.call_request import CallSettings
 from jaxd.request.function_snapshot import SnapshotCache
@@ -72,6 +72,10 @@ class CallOptions(TypedDict, total=False):
         verify: trace and lower the function once more in this process for each new signature, and
             raise `StaleProgramError` where the server's program is another one; runs the function's
             code twice. By default as `jaxd.connect` or `JAXD_VERIFY` say, else off.
+        place: where calls run once their program is known. `"server"`: there. `"here"`: in this
+            process, which has the server's jax and is beside it; an error where no program may be
+            taken from the server. `"auto"`: here where that may be and jax is imported, else on
+            the server. By default as `jaxd.connect` or `JAXD_PLACE` say, else on the server.
         bucket: pads arrays, so that a few programs serve many sizes: the sizes of axes, by the
             names of parameters, such as `{"tokens": {1: (128, 256, 512)}}`. Zeros are put at the
             end, up to the next of these sizes; larger arrays stay as they are. With
@@ -104,6 +108,7 @@ class CallOptions(TypedDict, total=False):
     callbacks: Sequence[Callable[..., Any]]
     fallback: Fallbacks
     verify: bool | None
+    place: Places | None
     bucket: BucketOption | None
     extra_key: Any
 
@@ -198,27 +203,35 @@ def bind(
     )
     client, token = options.get("client"), options.get("token")
     address = options.get("server"), options.get("host"), options.get("port")
-    verify = options.get("verify")
-    known = None if client is None else _caller_of(client, verify)
-    caller = lookup(*address, token, known, verify, new_caller)
+    verify, place = options.get("verify"), options.get("place")
+    known = None if client is None else _caller_of(client, verify, place)
+    caller = lookup(*address, token, known, verify, new_caller, place)
     snapshots = SnapshotCache(function, jit_options, ignored, ship, tuple(callbacks))
     return FunctionBinding(function, jit_options, caller, settings, snapshots)
 
 
 def new_caller(settings: Settings) -> Caller:
     """What makes the calls of a client with these settings."""
-    return _kind(verify=settings.verify)(settings)
+    return _kind(settings)(settings)
 
 
-def _caller_of(client: HasCaller, verify: bool | None) -> Caller:
-    """What makes calls on the server of a client, and compares programs where that is asked for."""
+def _caller_of(client: HasCaller, verify: bool | None, place: str | None) -> Caller:
+    """What makes calls on the server of a client, as the options of a function say."""
     caller = client.caller
-    kind = type(caller) if verify is None else _kind(verify=verify)
-    return caller if type(caller) is kind else kind(caller.session.settings, caller)
+    given = {"verify": verify, "place": place}
+    changes = {name: value for name, value in given.items() if value is not None}
+    if not changes:
+        return caller
+    settings = caller.settings.replaced(**changes)
+    return caller if settings == caller.settings else _kind(settings)(settings, caller)
 
 
-def _kind(*, verify: bool) -> type[Caller]:
-    if not verify:
+def _kind(settings: Settings) -> type[Caller]:
+    if not settings.verify and settings.place != "server":
+        from jaxd.tracing.here import HereCaller  # most processes run nothing themselves
+
+        return HereCaller
+    if not settings.verify:
         return Caller
     from jaxd.tracing.second_trace import keep_calls_inside
     from jaxd.tracing.verification import VerifyingCaller  # few processes verify

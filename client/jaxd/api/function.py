@@ -23,7 +23,7 @@ from jaxd.api.transforms import TransformMethods, frames_hidden, hide_frames
 from jaxd.dispatch.caller import Caller, CallerLookup
 from jaxd.interop.jax_runtime import current_config, is_checked
 from jaxd.request.call_request import CallRequest, CallSettings
-from jaxd.request.function_snapshot import SnapshotCache
+from jaxd.request.function_snapshot import ELSEWHERE, SnapshotCache
 from jaxd.results.reader import ResultsAs
 from jaxd_protocol.errors import PackingError, TracerError
 from jaxd_protocol.fingerprint.function_wrapper import FunctionWrapper
@@ -88,6 +88,21 @@ class FunctionBinding(NamedTuple):
             raise
         return overridden(config, own) if own else config
 
+    def run_here(
+        self, caller: Caller, config: Config, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The result, where this process has the program of such calls; else `ELSEWHERE`.
+
+        Raises:
+            Exception: what jax raises.
+        """
+        _, results, timeout_s, _, _ = self.settings
+        if timeout_s is not None or results not in ("auto", "jax") or is_checked():
+            return ELSEWHERE
+        if self.settings.config and config != current_config():
+            return ELSEWHERE  # a program runs under the settings of its thread
+        return caller.run(self.snapshots, config, args, kwargs)
+
     def encode(
         self,
         caller: Caller,
@@ -132,6 +147,17 @@ class FunctionBinding(NamedTuple):
         if call.spec.snapshot.refused:
             call.check_not_refused()
         return call
+
+    def encode_untraced(
+        self, caller: Caller, config: Config, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> CallRequest | None:
+        """As `encode`; None where jax traces the calling code: the call is to be in its program."""
+        if is_checked():
+            return None
+        try:
+            return self.encode(caller, config, args, kwargs)
+        except TracerError:
+            return None
 
     def encode_specs(
         self, caller: Caller, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -255,11 +281,11 @@ class PersistentFunction(
                 if caller is None:
                     return self._call_inline(*args, **kwargs)  # type: ignore[no-any-return]
                 config = binding.config()
-                try:
-                    if not is_checked():
-                        call = binding.encode(caller, config, args, kwargs)
-                except TracerError:  # jax traces the calling code: the call is to be in its program
-                    call = None
+                if caller.runs_here:
+                    result = binding.run_here(caller, config, args, kwargs)
+                    if result is not ELSEWHERE:
+                        return result  # type: ignore[no-any-return]
+                call = binding.encode_untraced(caller, config, args, kwargs)
                 if call is None:
                     return self._traced(caller, config, args, kwargs)  # type: ignore[no-any-return]
                 return caller.call(call)  # type: ignore[no-any-return]
@@ -400,7 +426,10 @@ class PersistentFunction(
                 raise
             return Why.of_local_run(local)
         parameters = parameter_names(binding.function)
-        return Why.from_report(ask_why(caller, spec, parameters, skeleton))
+        report = ask_why(caller, spec, parameters, skeleton)
+        _, results, timeout_s, _, _ = binding.settings
+        asked = call and call._replace(results=results, timeout_s=timeout_s)
+        return Why.from_report({**report, "place": caller.placed(asked)})
 
     @overload
     def warm(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Final, get_args
 
-from jaxd.connection.settings import Fallbacks
+from jaxd.connection.settings import Fallbacks, Places
 from jaxd.results.reader import ResultsAs
 from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.jit.options import CONFIG_DEFAULTS, Options, Ship, StaticRule, normal_config
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _GENERATOR: Final = 0x20  # inspect.CO_GENERATOR
 _CHOICES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "fallback": ("nothing that can become of a call", get_args(Fallbacks)),
+    "place": ("no place where calls run", get_args(Places)),
     "results": ("not a form of results", get_args(ResultsAs)),
     "ship": ("no way to send code", get_args(Ship)),
     "static": ("no rule for static arguments", get_args(StaticRule)),

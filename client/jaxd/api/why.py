@@ -33,6 +33,8 @@ class Why:
         advice: what would make the function compile less.
         programs: those that are ready for such a call, each with `arguments`, `seconds`, `age_s`
             and `calls`.
+        place: where it runs, `server` or `here`, and with `place="here"` or `"auto"` behind a colon
+            the rule that decided.
     """
 
     verdict: Literal["hit", "load", "compile", "local"]
@@ -44,11 +46,13 @@ class Why:
     differences: tuple[Difference, ...]
     advice: tuple[str, ...]
     programs: tuple[Mapping[str, Any], ...]
+    place: str = "server"
 
     @classmethod
     def from_report(cls, report: Mapping[str, Any]) -> Why:
         """Reads what a server answered."""
-        fields = {name: report[name] for name in cls.__slots__}
+        fields = {name: report[name] for name in cls.__slots__ if name != "place"}
+        fields["place"] = report.get("place", "server")
         found = map(Difference.from_dict, report["differences"])
         fields["differences"] = tuple(each.with_values(_value_seen) for each in found)
         fields["advice"], fields["programs"] = tuple(report["advice"]), tuple(report["programs"])
@@ -61,7 +65,16 @@ class Why:
         key, fingerprint = (spec.key, spec.snapshot.fingerprint) if spec else (b"", b"")
         reason = f"runs under jax.jit in this process: {local.reason}"
         return cls(
-            "local", local.fallback.name, key.hex(), fingerprint.hex(), reason, None, (), (), ()
+            "local",
+            local.fallback.name,
+            key.hex(),
+            fingerprint.hex(),
+            reason,
+            None,
+            (),
+            (),
+            (),
+            "here",
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -81,6 +94,8 @@ class Why:
         if self.nearest is not None:
             lines.append(f"  compared with {_nearest(self.nearest, self.function)}")
         lines += [f"  {_program(program)}" for program in self.programs]
+        if self.place != "server":
+            lines.append(f"  runs {self.place}")
         lines += [f"  advice: {text}" for text in self.advice]
         return "\n".join(lines)
 

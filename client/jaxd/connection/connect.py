@@ -132,6 +132,9 @@ def _opened(
 ) -> tuple[ClientConnection, dict[str, Any]]:
     line = dial(address, settings, patience)
     try:
+        owner = None
+        if address.kind == "unix" and isinstance(line, socket.socket):
+            owner = peer_uid(line)
         welcome = _handshake(line, address, settings, session, patience)
         stream = stream_over(line)
     except BaseException:
@@ -142,6 +145,8 @@ def _opened(
     connection = ClientConnection(stream, int(welcome["max_frame_bytes"]), handler)
     connection.worker = (welcome.get("epoch"), welcome.get("pid"))
     connection.address = str(address)
+    connection.owner = owner
+    connection.welcome = welcome
     connection.notice = str(welcome.get("notice", ""))
     return connection, welcome
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,9 @@ class ClientConnection(BulkConnection):
         shared_reader: reads it, in the threads that wait for replies.
         address: of the server, for people; set by `open_connection`.
         worker: which of its workers this is; set by `open_connection`.
+        owner: the user whose process listens, as the system says of a Unix socket of this machine;
+            None where it does not; set by `open_connection`.
+        welcome: the server's first message; set by `open_connection`.
         notice: what the server says of the end of the worker before; set by `open_connection`.
         on_transfer: called when a message of 1 MiB or more begins to go out or to come in.
     """
@@ -55,6 +58,8 @@ class ClientConnection(BulkConnection):
         self.passes_descriptors = stream.passes_descriptors
         self.address = "an address that is not known"
         self.worker: tuple[Any, ...] = ()
+        self.owner: int | None = None
+        self.welcome: Mapping[str, Any] = {}
         self.notice = ""
         self.on_transfer: Callable[[ClientConnection], object] | None = None
         reset_after_fork(self)

@@ -21,6 +21,9 @@ REPLY_GRACE_S = 0.25
 Fallbacks = Literal["local", "error"]
 """What can become of a call that the server cannot answer."""
 
+Places = Literal["server", "here", "auto"]
+"""Where calls run once their program is known; see docs/place.md."""
+
 _CONFIG_TYPES: Mapping[str, type] = {
     "server": str,
     "token_file": str,
@@ -29,6 +32,7 @@ _CONFIG_TYPES: Mapping[str, type] = {
     "compress": bool,
     "device": int,
     "fallback": str,
+    "place": str,
     "verify": bool,
 }
 
@@ -59,6 +63,8 @@ class Settings:
             depends, see `jaxd.tracing.fallback`.
         verify: whether programs are compared with what this process makes of their functions, see
             `jaxd.tracing.verification`.
+        place: where calls run once their program is known: "server", "here" or "auto"; see
+            `jaxd.tracing.here`.
     """
 
     __slots__ = (
@@ -68,6 +74,7 @@ class Settings:
         "device",
         "fallback",
         "inline",
+        "place",
         "server",
         "token",
         "token_file",
@@ -86,6 +93,7 @@ class Settings:
         device: int | None = None,
         fallback: str | None = None,
         verify: bool = False,
+        place: str = "server",
     ) -> None:
         self.server = server
         self.token = token
@@ -97,6 +105,15 @@ class Settings:
         self.device = device
         self.fallback = fallback
         self.verify = verify
+        self.place = place
+
+    @property
+    def retraces(self) -> bool:
+        """Whether functions run in this process as `JAXD_RETRACE=1` says: where calls may run here.
+
+        Then their Python runs here as well, once for each kind of call, and a debugger sees it.
+        """
+        return self.place != "server" and os.environ.get("JAXD_RETRACE", "") not in {"", "0"}
 
     def replaced(self, **changes: Any) -> Settings:
         """The same but for what is given."""
@@ -151,6 +168,9 @@ class Settings:
             verify=environment["JAXD_VERIFY"] != "0"
             if environment.get("JAXD_VERIFY")
             else file.get("verify", False),
+            place=_parse_place(environment.get("JAXD_PLACE"), "JAXD_PLACE")
+            or _parse_place(file.get("place"), f"`place` in {config_file()}")
+            or "server",
         )
 
     def __repr__(self) -> str:
@@ -209,6 +229,12 @@ def _parse_fallback(text: str | None, source: str) -> str | None:
         raise ConfigurationError(
             f"{source} is {text!r}. Write local, or error, or leave it out to have the default."
         )
+    return text or None
+
+
+def _parse_place(text: str | None, source: str) -> str | None:
+    if text and text not in get_args(Places):
+        raise ConfigurationError(f"{source} is {text!r}. Write server, here or auto.")
     return text or None
 
 

@@ -13,6 +13,7 @@ from jaxd.dispatch.session import MAX_WORKERS, Session
 from jaxd.interop.jax_runtime import runs_here
 from jaxd.request.arguments import encode_arguments
 from jaxd.request.call_request import CallRequest, result_policy_for
+from jaxd.request.function_snapshot import ELSEWHERE
 from jaxd.results.reader import (
     NOTHING_STAYS,
     InlineLeaves,
@@ -42,9 +43,10 @@ if TYPE_CHECKING:
     from jaxd.events.jax_callbacks import CallbackOrigin
     from jaxd.events.output import EmittedOutput
     from jaxd.remote_values.store import OpenSession
-    from jaxd.request.function_snapshot import FunctionSpec
+    from jaxd.request.function_snapshot import FunctionSpec, SnapshotCache
     from jaxd.transfer.dedup import DedupPlan
     from jaxd.transfer.routing import CallTransfer
+    from jaxd_protocol.jit.options import Config
     from jaxd_protocol.messages.failures import Failure
     from jaxd_protocol.network.addresses import Address
     from jaxd_protocol.wire import Frame
@@ -58,13 +60,18 @@ class Caller:
         other: the caller whose session it uses, where there is one already.
 
     Attributes:
+        settings: of its calls.
         session: with the server.
+        runs_here: whether calls may run in this process, see `jaxd.tracing.here`.
     """
+
+    runs_here = False
 
     def __init__(self, settings: Settings, other: Caller | None = None) -> None:
         self._specs: weakref.WeakValueDictionary[bytes, FunctionSpec] = (
             weakref.WeakValueDictionary() if other is None else other._specs  # noqa: SLF001  of a caller
         )
+        self.settings = settings
         self.session: Session = Session(settings, self) if other is None else other.session
 
     def encode(
@@ -136,6 +143,25 @@ class Caller:
             return self.session.values().calls.call(call)
         open_call = OpenCall(self.session, call)
         return open_call.result(*open_call.wait())
+
+    def run(
+        self,
+        snapshots: SnapshotCache,
+        config: Config,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """The result of a call whose program is in this process, else `ELSEWHERE`."""
+        return ELSEWHERE
+
+    def warmed(self, call: CallRequest) -> None:
+        """Called when the program of such calls is ready on the server."""
+
+    def placed(self, call: CallRequest | None) -> str:
+        """Where a call runs, and the rule that decided; None: any call of a function."""
+        if self.settings.place == "server":
+            return "server"
+        return "server: programs are compared (verify), which those on the server are"
 
     def submitted(self, call: CallRequest, future: Future[Any]) -> Future[Any]:
         """The future of a call that was submitted, as its owner gets it."""
@@ -518,12 +544,13 @@ class CallerLookup:
         verify: whether programs are compared, see `jaxd.tracing.verification`; None: as the
             settings say.
         make: makes a caller that follows the settings.
+        place: where calls run, see `jaxd.tracing.here`; None: as the settings say.
 
     Raises:
         ConfigurationError: when an address is not usable.
     """
 
-    __slots__ = ("_address", "_found", "_make", "_verify")
+    __slots__ = ("_address", "_changes", "_found", "_make")
 
     def __init__(
         self,
@@ -534,10 +561,14 @@ class CallerLookup:
         caller: Caller | None = None,
         verify: bool | None = None,
         make: Callable[[Settings], Caller] = Caller,
+        place: str | None = None,
     ) -> None:
-        self._verify, self._make = verify, make
+        self._changes = {"verify": verify, "place": place}
+        self._make = make
         self._address = server, host, port, token
-        self._found: list[Caller | None] = [] if caller is None else [caller]
+        self._found: list[Caller | None] = []
+        if caller is not None:
+            self._found.append(None if caller.settings.retraces else caller)
         if server is not None or host is not None or port is not None:
             Settings.resolve(*self._address)
 
@@ -546,9 +577,9 @@ class CallerLookup:
         if runs_here():
             return None
         if not self._found:
-            settings = Settings.resolve(*self._address)
-            if self._verify is not None:
-                settings = settings.replaced(verify=self._verify)
-            found = None if settings.inline else default_caller(settings, self._make)
+            given = {name: value for name, value in self._changes.items() if value is not None}
+            settings = Settings.resolve(*self._address).replaced(**given)
+            is_inline = settings.inline or settings.retraces
+            found = None if is_inline else default_caller(settings, self._make)
             self._found.append(found)
         return self._found[0]

@@ -48,13 +48,13 @@ def runs_locally(session: ServerSession, chosen: str | None, *, is_connected: bo
         if chosen is None:
             return False
     if chosen is None:
-        return _default_platform(session.platform) == session.platform
+        return default_platform(session.platform) == session.platform
     with suppress(JaxdError):
         import_jax(ConfigurationError, "fallback='local' needs jax in this process.")
     return loaded_jax() is not None
 
 
-def _default_platform(servers: str) -> str | None:
+def default_platform(servers: str) -> str | None:
     """The kind of jax's default device here; no accelerator is taken to find it out."""
     device = loaded_jax().config.jax_default_device
     if device is not None:

@@ -81,6 +81,7 @@ def warm(caller: Caller, call: CallRequest) -> Warmed:
         JaxdError: when the server could not be reached.
     """
     report = warm_report(caller, call)
+    caller.warmed(call)
     return Warmed(report["verdict"], report["seconds"], report.get("kept"))
 
 
@@ -120,15 +121,21 @@ def drop_programs(caller: Caller | None, spec: FunctionSpec) -> int:
             "JAXD_INLINE=1 means that this process uses no server, so there is nothing to be "
             "cleared. What jax keeps in this process, jax.clear_caches() drops."
         )
+    for each in specs_of(spec):
+        each.local = None
     keys = sorted(known_keys(spec))
     return sum(caller.session.ask("forget", key)["executables"] for key in keys)
 
 
 def known_keys(spec: FunctionSpec) -> set[bytes]:
     """The keys under which this process has met the function, as it is now."""
-    snapshot = spec.snapshot
-    known = {each.key for pinned in snapshot.pinned.values() for each in pinned.specs.values()}
-    return known | {each.key for each in snapshot.specs.values()}
+    return {each.key for each in specs_of(spec)}
+
+
+def specs_of(spec: FunctionSpec) -> list[FunctionSpec]:
+    """The function as this process has met it, as it is now: one for each configuration."""
+    snapshots = (spec.snapshot, *spec.snapshot.pinned.values())
+    return [each for snapshot in snapshots for each in snapshot.specs.values()]
 
 
 # what was recorded ------------------------------------------------------------------------------

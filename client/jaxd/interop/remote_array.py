@@ -267,6 +267,17 @@ class RemoteArray(ArrayLike):
             self._here = self._data = None
             self.origin.release_handle(self.number)
 
+    def give_up_if_donated(self, taker: str) -> None:
+        """Marks it as donated where its copy here was, by a call that ran in this process.
+
+        Args:
+            taker: name of the function that was called.
+        """
+        if self._kind == "jax" and self._here is not None and self._here.is_deleted():
+            self.origin.unusable[self.number] = taker
+            self._here = self._data = None
+            self.origin.release_handle(self.number)
+
     def __getitem__(self, index: Any) -> Any:
         basic = None if self.is_here else basic_index(index, self.shape)
         if basic is not None:

@@ -151,6 +151,10 @@ _BY_VALUE: Final = nullcontext()
 _MAX_KNOWN: Final = 1024
 
 
+ELSEWHERE: Final = object()
+"""In place of a result: this process has no program for such a call, and the server answers it."""
+
+
 class FunctionSpec:
     """A function with options and configuration, named on the wire by its key.
 
@@ -160,9 +164,10 @@ class FunctionSpec:
         options: packed `Options`.
         donates: whether arguments are given up to calls.
         statics: which arguments are static.
+        local: what runs its calls in this process, see `jaxd.tracing.here`; None: nothing does.
     """
 
-    __slots__ = ("__weakref__", "donates", "key", "options", "snapshot", "statics")
+    __slots__ = ("__weakref__", "donates", "key", "local", "options", "snapshot", "statics")
 
     def __init__(
         self, snapshot: FunctionSnapshot, options: Options, statics: StaticArgs | None = None
@@ -171,6 +176,7 @@ class FunctionSpec:
         self.statics = snapshot.statics if statics is None else statics
         self.options = options.to_bytes()
         self.donates = options.donates
+        self.local: Any = None
         self.key = function_key(snapshot.fingerprint, options)
 
 

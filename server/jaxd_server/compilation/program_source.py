@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from jaxd_protocol.base.process import usable_processors
+from jaxd_protocol.jax_objects.program_bytes import Serialized
 from jaxd_server.compilation.compiling.build_request import BuildRequest
 from jaxd_server.compilation.compiling.compiler import Compiler, LoweredFunction
 from jaxd_server.compilation.compiling.program import Program, Programs, moved_name
@@ -19,7 +20,7 @@ from jaxd_server.compilation.disk_cache.programs import NotStored, ProgramCache
 from jaxd_server.compilation.eviction import Limits, excess_bytes, host_bytes_of
 from jaxd_server.jax_compat.compilation_cache import bypassed, hits_in_thread
 from jaxd_server.jax_compat.placement import are_several, index_of, read_program
-from jaxd_server.jax_compat.programs import is_out_of_memory, load, serialized
+from jaxd_server.jax_compat.programs import NotSerializable, is_out_of_memory, load, serialized
 from jaxd_server.runtime.counters import Counters
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.system_memory import resident_bytes
@@ -181,6 +182,22 @@ class ProgramSource:
             is_bound=made.is_bound,
             written=made.program if is_needed else None,
         )
+
+    def bytes_of(self, program: Program) -> Serialized:
+        """The bytes of a program: those of the process that compiled it, written once.
+
+        Raises:
+            NotSerializable: when there are none.
+        """
+        written = program.written
+        if written is not None:
+            return written
+        if self._program_cache is not None and program.is_written:
+            with suppress(NotStored):
+                return self._program_cache.bytes_of(program.id)
+        if not program.is_original:
+            raise NotSerializable("it was read from bytes that are not on disk any more.")
+        return serialized(program.compiled, program.devices)
 
     def discard(self, program: Program) -> None:
         """Drops a program that failed to run, and stops loading it from disk.

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from jaxd_protocol.errors import Cancelled
+from jaxd_protocol.jax_objects.program_bytes import Serialized
 from jaxd_protocol.messages.calls import FAILED, OK
 from jaxd_protocol.messages.data_locations import pack_leaf_numbers
 from jaxd_protocol.messages.failures import encode_failure
@@ -28,7 +29,7 @@ from jaxd_server.codec.arguments import (
 )
 from jaxd_server.compilation.compiling.build_request import BuildRequest
 from jaxd_server.compilation.compiling.executable import Executable
-from jaxd_server.compilation.compiling.program import identity_of
+from jaxd_server.compilation.compiling.program import Program, identity_of
 from jaxd_server.compilation.disk_cache.programs import ProgramCache
 from jaxd_server.compilation.executable_source import BuildResult, ExecutableSource
 from jaxd_server.compilation.executables import DeviceChoice, Executables, Plan, PlanMismatch
@@ -152,6 +153,10 @@ class Pipeline:
         finally:
             self.admission.release(operation)
             self.counters.add()
+
+    def bytes_of(self, program: Program) -> Serialized:
+        """The bytes of a program; see `ProgramSource.bytes_of`."""
+        return self._source.programs.bytes_of(program)
 
     def _failed(self, call: Call, error: BaseException) -> Reply:
         self.counters.add(call.session.counts, calls=1, failed_calls=1)

@@ -19,9 +19,9 @@ import jax
 from jaxlib import xla_client
 from jaxlib.mlir import ir
 
+from jaxd_protocol.jax_objects.program_bytes import find_native_code
 from jaxd_protocol.jit.options import Options
 from jaxd_server.jax_compat.lowered import Obstacle, program_id
-from jaxd_server.jax_compat.programs import find_native_code
 
 
 class NotTransferable(Exception):

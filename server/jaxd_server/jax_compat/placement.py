@@ -20,10 +20,11 @@ import jax
 import numpy as np
 from jax.experimental import serialize_executable
 
+from jaxd_protocol.jax_objects.program_bytes import Serialized, find_native_code
 from jaxd_protocol.pytree import dump_literal
 from jaxd_server.jax_compat import programs
 from jaxd_server.jax_compat.lowered import device_ids
-from jaxd_server.jax_compat.programs import Loaded, NotSerializable, Serialized
+from jaxd_server.jax_compat.programs import Loaded, NotSerializable
 
 ArrayPlaces = tuple[tuple[int, Hashable], ...]
 """Number and sharding of each array that was placed explicitly."""
@@ -141,7 +142,8 @@ def load_on(data: bytes, inputs: int, outputs: int, device: Any) -> Loaded:
         NotSerializable: when this version of jax cannot do that.
         Exception: whatever jax raises when this one cannot be loaded there.
     """
-    programs.begin_loading(data)
+    programs.check_loading()
+    find_native_code(data)
     try:
         reader = _reader(data, device)
     except (AttributeError, ImportError, TypeError) as error:

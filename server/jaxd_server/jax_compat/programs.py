@@ -9,16 +9,16 @@ Verified on jax 0.10.2 and 0.11.2 by tests/server/jax_compat/test_programs.py.
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple, NoReturn, cast
+from typing import Any, Final, NoReturn, cast
 
 import jax
 import numpy as np
 from jax.experimental import serialize_executable
 
+from jaxd_protocol.jax_objects.program_bytes import Serialized, find_lapack, load_compiled
 from jaxd_protocol.jit.options import Options
 from jaxd_server.jax_compat.lowered import (
     device_ids,
@@ -36,22 +36,6 @@ _MUCH: Final = 256 << 20
 
 class NotSerializable(Exception):
     """This program, or any with this version of jax, cannot be written or read."""
-
-
-class Serialized(NamedTuple):
-    """A compiled program as bytes, and what `load` has to know beside them.
-
-    Attributes:
-        data: what `serialize` has returned.
-        inputs: the number of leaves that it takes, unused ones included.
-        outputs: the number of leaves that it returns.
-        devices: the ids of those that it was compiled for, in their order.
-    """
-
-    data: bytes
-    inputs: int
-    outputs: int
-    devices: tuple[int, ...]
 
 
 class Loaded:
@@ -173,38 +157,21 @@ def load(data: bytes, inputs: int, outputs: int, devices: Sequence[int]) -> Load
         NotSerializable: when this version of jax cannot load any.
         Exception: whatever jax raises when this one cannot be loaded here.
     """
-    begin_loading(data)
-    known = {device.id: device for device in jax.devices()}
-    program: jax.stages.Compiled = serialize_executable.deserialize_and_load(
-        data,
-        jax.tree.structure(((0,) * inputs, {})),
-        jax.tree.structure([0] * outputs),
-        execution_devices=[known[number] for number in devices],  # the default is all of them
-    )
+    check_loading()
+    program = load_compiled(data, inputs, outputs, devices)
     return Loaded(program)
 
 
-def begin_loading(data: bytes) -> None:
-    """To be called before a program is loaded in any way.
+def check_loading() -> None:
+    """Returns when programs can be loaded with this version of jax.
 
     Raises:
-        NotSerializable: when this version of jax cannot load any.
+        NotSerializable: when they cannot.
     """
     if "keep" in _missing:
         raise NotSerializable(
             f"jax {jax.__version__} cannot load programs in a way that jaxd knows."
         )
-    find_native_code(data)
-
-
-def find_native_code(program: bytes) -> None:
-    """To be called before a program is loaded or compiled that another process has traced.
-
-    Args:
-        program: its bytes, in any form that names the native code which it calls.
-    """
-    if _LAPACK in program:
-        _initialize_lapack()
 
 
 def device_bytes(program: Flat) -> int:
@@ -305,7 +272,7 @@ def _self_test() -> set[str]:
     except Exception:  # noqa: BLE001 - whatever a newer jax raises
         return cannot | {"flat", "keep"}
     try:
-        _find_lapack()
+        find_lapack()
         _check(load(serialize(program), 2, 2, device_ids(lowered))(*leaves))
     except Exception:  # noqa: BLE001 - the same
         return cannot | {"keep"}
@@ -315,24 +282,3 @@ def _self_test() -> set[str]:
 def _check(results: list[Any]) -> None:
     if [np.asarray(result).tolist() for result in results] != [[0.0, 0.0], [2, 2]]:
         raise ValueError("a flat program gives other results than the function.")
-
-
-_LAPACK: Final = b"lapack"
-"""Part of the name of each of its functions, which stands in the programs that call it."""
-
-
-@functools.cache
-def _initialize_lapack() -> None:
-    """Finds LAPACK's functions, which jax does only when it traces a call of one.
-
-    A program that was traced elsewhere and calls one that was not found ends the process.
-    Imports scipy, which takes a tenth of a second.
-    """
-    _find_lapack()()
-
-
-def _find_lapack() -> Callable[[], None]:
-    from jaxlib import lapack
-
-    initialize: Callable[[], None] = lapack._lapack.initialize  # type: ignore[attr-defined]
-    return initialize

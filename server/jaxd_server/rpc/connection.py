@@ -28,6 +28,7 @@ from jaxd_server.rpc.call_scheduler import CallScheduler
 from jaxd_server.rpc.client_proxy import ClientProxy
 from jaxd_server.rpc.flow_control import ConnectionShare
 from jaxd_server.rpc.send_queue import SendQueue
+from jaxd_server.rpc.services.programs import offered_program
 from jaxd_server.rpc.services.requests import SERVICE_VERBS, VALUE_VERBS, check_arguments
 from jaxd_server.rpc.services.values import ValueService
 from jaxd_server.rpc.sessions import Session, SessionState
@@ -249,6 +250,8 @@ class ServerConnection(BulkConnection):
             return worker_context.stages.answer(
                 self._client, args, buffers, session.principal, session.counts
             )
+        if verb == "program":
+            return offered_program(worker_context.pipeline, worker_context.options, session, args)
         return worker_context.operations.answer(verb, args, session.principal)
 
     def _run_inline(self, run: Callable[[], object]) -> None:

@@ -1,4 +1,7 @@
-"""One line per event on stderr, for people or for machines; and files that stay small or whole."""
+"""One line per event on stderr, for people or for machines; the same in host and worker.
+
+And the files that hold such lines and the state of a process: short, and never seen in part.
+"""
 
 from __future__ import annotations
 
@@ -93,9 +96,6 @@ def _readable(value: Any) -> str:
         return json.dumps(value, default=str)
     is_word = value.isprintable() and not set(value) & {" ", '"', "="}
     return value if value and is_word else json.dumps(value)
-
-
-# files ------------------------------------------------------------------------------------------
 
 
 def replace_file(path: str, text: str) -> None:

@@ -61,7 +61,7 @@ from jaxd_protocol.pytree import dump_literal, is_literal
 from jaxd_server.codec.arguments import parse_arguments, read_leaves
 from jaxd_server.codec.result_encoder import LeafSlot, ResultEncoder
 from jaxd_server.codec.results import ResultLayout, pack_result
-from jaxd_server.runtime.threads.executors import assigned
+from jaxd_server.runtime.threads.cancellation import assigned
 
 CallbackTarget = tuple[Any, ...]
 

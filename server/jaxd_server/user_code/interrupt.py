@@ -24,7 +24,7 @@ from typing import Any, Final, TypeVar
 
 import jaxd_protocol
 import jaxd_server
-from jaxd_server.runtime.threads.executors import assigned
+from jaxd_server.runtime.threads.cancellation import assigned
 
 T = TypeVar("T")
 

@@ -20,7 +20,7 @@ from jax._src import callback as jax_callback
 from jax._src import debugging
 
 from jaxd_protocol.errors import CallbackError
-from jaxd_server.runtime.threads.executors import assigned
+from jaxd_server.runtime.threads.cancellation import assigned
 from jaxd_server.user_code.callback_targets import CallbackTargets, runs_on_server
 from jaxd_server.user_code.output import output_to_sole_caller
 

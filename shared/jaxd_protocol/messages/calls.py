@@ -35,6 +35,10 @@ Each line is an rpyc request to the peer's root; `[…]` is sent as buffers besi
       why(key, skeleton or None, description) → JSON    what a call would do, and why
       stages(key, skeleton, stage, dialect, places) [pickles] → JSON
               a stage of a function: its `jaxpr`, `lowered`, `program` or `compiled`, derived anew
+      program(key, skeleton, most) → (OK, JSON {id, bytes, inputs, outputs, devices, order, jax,
+              jaxlib}, skeleton) [program]  or  (OK, JSON {refused, again}, b"")
+              what answers such calls, for the client to run, without its bytes where these are
+              more than `most`; the skeleton is the result's
       devices() → JSON                        the devices, and that of this session
       recent(count) → JSON                    the last builds, and why each was made
       functions() → JSON {functions, totals}  known functions, what they cost and have saved

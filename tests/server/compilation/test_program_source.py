@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from jaxd_protocol.jax_objects.program_bytes import Serialized
 from jaxd_protocol.jit.options import Options
 from jaxd_server.compilation import program_source
 from jaxd_server.compilation.compiling.build_request import BuildRequest
@@ -21,7 +22,7 @@ from jaxd_server.compilation.disk_cache.programs import NotStored
 from jaxd_server.compilation.eviction import Limits
 from jaxd_server.compilation.program_source import Preloader
 from jaxd_server.jax_compat import programs as jax_programs
-from jaxd_server.jax_compat.programs import Loaded, Serialized, serialized
+from jaxd_server.jax_compat.programs import Loaded, serialized
 from jaxd_server.runtime.counters import Counters
 from jaxd_server.runtime.events import SILENT
 from tests.server.builds import live_executables

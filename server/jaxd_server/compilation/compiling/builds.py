@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeVar
 
 from jaxd_protocol.errors import ConnectionLost, DeadlineExceeded, ProtocolError
-from jaxd_server.runtime.threads.cancellation import NEVER_CANCELLED, CancelToken
-from jaxd_server.runtime.threads.executors import assigned, process_timers
+from jaxd_server.runtime.threads.cancellation import NEVER_CANCELLED, CancelToken, assigned
+from jaxd_server.runtime.threads.executors import process_timers
 from jaxd_server.runtime.threads.fairness import FairSemaphore
 from jaxd_server.user_code.interrupt import Interrupted, Interruptible, may_interrupt
 

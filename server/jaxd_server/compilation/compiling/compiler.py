@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 
 from jaxd_protocol.errors import ArgumentError, ConfigurationError, InternalError, ResultError
+from jaxd_protocol.jax_objects.program_bytes import Serialized
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.jit.program_identity import program_text
 from jaxd_protocol.messages.recorded_reads import RecordedRead
@@ -33,7 +34,7 @@ from jaxd_server.jax_compat.lowered import (
 )
 from jaxd_server.jax_compat.lowered_transfer import unpack_lowered
 from jaxd_server.jax_compat.placement import is_bound, move_lowered
-from jaxd_server.jax_compat.programs import Serialized, compile_flat
+from jaxd_server.jax_compat.programs import compile_flat
 from jaxd_server.runtime.counters import Counters
 from jaxd_server.runtime.events import Emit
 from jaxd_server.runtime.imported_packages import Dependencies

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from jaxd_protocol.jax_objects.program_bytes import Serialized
 from jaxd_server.jax_compat.lowered import VERSIONS
-from jaxd_server.jax_compat.programs import Flat, Serialized, device_bytes, direct, run_bytes
+from jaxd_server.jax_compat.programs import Flat, device_bytes, direct, run_bytes
 from jaxd_server.runtime.threads.single_flight import SingleFlight
 
 

@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from jaxd_protocol.errors import ProtocolError
+from jaxd_protocol.jax_objects.program_bytes import Serialized
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.jit.static_args import StaticArgs
 from jaxd_protocol.messages.function_manifest import FunctionManifest
@@ -29,7 +30,7 @@ from jaxd_server.compilation.disk_cache.records import CallRecord
 from jaxd_server.compilation.functions.function import Described, Function
 from jaxd_server.jax_compat import programs
 from jaxd_server.jax_compat.placement import are_several, is_known_as_bound, read_program
-from jaxd_server.jax_compat.programs import NotSerializable, Serialized
+from jaxd_server.jax_compat.programs import NotSerializable
 from jaxd_server.runtime.imported_packages import Change, Dependencies, ImportedPackages
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.system_memory import resident_bytes
@@ -92,6 +93,9 @@ class Environments:
         if not self._store.has("environments", name):
             self._store.write("environments", name, rows)
         return name
+
+
+_WRITTEN_WITHIN_S: Final = 60.0
 
 
 class NotStored(LookupError):
@@ -220,6 +224,20 @@ class ProgramCache:
             is_original=False,
             is_bound=is_bound,
         )
+
+    def bytes_of(self, id: bytes) -> Serialized:  # noqa: A002
+        """The bytes of a program, once they are on disk.
+
+        Raises:
+            NotStored: when they are not, and will not be.
+        """
+        self._queue.flush()
+        self.store.flush(_WRITTEN_WITHIN_S)
+        record = None if id in self._suspects else self.store.read("programs", id)
+        if record is None:
+            raise NotStored(id.hex())
+        inputs, outputs, _, devices, *_ = record.content
+        return Serialized(record.payload, inputs, outputs, tuple(devices))
 
     def distrust_program(self, id: bytes) -> None:  # noqa: A002
         """Stops loading a program that failed to run; its file stays until a new one replaces it.
@@ -366,7 +384,7 @@ class ProgramCache:
     def flush(self) -> None:
         """Waits until everything is on disk."""
         self._queue.flush()
-        self.store.flush(60.0)
+        self.store.flush(_WRITTEN_WITHIN_S)
 
     def close(self) -> None:
         """Writes what waits, and stops."""

@@ -28,8 +28,9 @@ SERVICE_VERBS: Final[Mapping[str, tuple[_Types, ...]]] = {
     "why": ((bytes, bytes, tuple), (bytes, type(None), tuple)),
     "recent": ((int,),),
     "stages": ((bytes, bytes, str, str, bool),),
+    "program": ((bytes, bytes, int),),
 }
-"""The same for `AdminService` and `Stages` as well."""
+"""The same for `AdminService`, `Stages` and `offered_program` as well."""
 
 
 def check_arguments(verb: str, args: tuple[Any, ...]) -> None:

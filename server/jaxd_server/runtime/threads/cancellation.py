@@ -10,9 +10,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final, Literal
+from contextvars import ContextVar
+from typing import Final, Literal, TypeVar
 
 from jaxd_protocol.errors import JaxdError
+
+T = TypeVar("T")
 
 CallPhase = Literal["waiting", "building", "running"]
 
@@ -155,3 +158,13 @@ class _NeverCancelled(CancelToken):
 
 NEVER_CANCELLED: Final = _NeverCancelled()
 """For calls that cannot be cancelled."""
+
+
+@contextmanager
+def assigned(variable: ContextVar[T], value: T) -> Iterator[None]:
+    """Within it, a context variable has this value."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)

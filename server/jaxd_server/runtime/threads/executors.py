@@ -10,10 +10,8 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any, Final, ParamSpec, TypeVar
 
 from jaxd_protocol.base.process import start_thread
@@ -259,13 +257,3 @@ class SerialExecutor:
 process_timers: Final = TimerThread(
     "jaxd-clock", lambda: log_event("alarm_failed", level=logging.ERROR)
 )
-
-
-@contextmanager
-def assigned(variable: ContextVar[T], value: T) -> Iterator[None]:
-    """Within it, a context variable has this value."""
-    token = variable.set(value)
-    try:
-        yield
-    finally:
-        variable.reset(token)

@@ -24,12 +24,11 @@ from jaxd_protocol.fingerprint.values.modules import LazySubmodules
 from jaxd_protocol.packages.installed import is_local_file
 
 
-class NotShipped(PackingError, ModuleNotFoundError):
-    """Code on the server imports a module of the user's own that was not sent with it."""
-
-
 class PatchedModule(ModuleType):
-    """An installed module with some attributes of a client's; the others are the server's own."""
+    """An installed module as the code of a client finds it on a server.
+
+    Some of its attributes are the client's; the others are the server's own.
+    """
 
     def __init__(self, real: ModuleType, attributes: Mapping[str, Any]) -> None:
         super().__init__(real.__name__, real.__doc__)
@@ -44,6 +43,10 @@ class PatchedModule(ModuleType):
 
     def __dir__(self) -> list[str]:
         return sorted({*vars(self), *dir(vars(self)["_jaxd_real"])} - {"_jaxd_real"})
+
+
+class NotShipped(PackingError, ModuleNotFoundError):
+    """Code on the server imports a module of the user's own that was not sent with it."""
 
 
 class PrivateModules:

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import pytest
 
 from jaxd_protocol.errors import InternalError
+from jaxd_protocol.jax_objects.program_bytes import Serialized
 from jaxd_protocol.packages.distributions import Package
 from jaxd_server.compilation.compiling.compiler import Compiled, Compiler
 from jaxd_server.compilation.executable_source import ExecutableSource
 from jaxd_server.compilation.remote_build import policy
 from jaxd_server.compilation.remote_build.messages import Built, Ended, Lowered, Outdated
 from jaxd_server.compilation.remote_build.policy import BuildIn, LearnedSize
-from jaxd_server.jax_compat.programs import Serialized
 from tests.server.fake_builder import NOTHING, BuildScenario, FakeBuilder, X, refused
 from tests.server.in_process import Source
 

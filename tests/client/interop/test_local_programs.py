@@ -1,0 +1,165 @@
+"""Programs that were loaded, and jax's own dispatch of them."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import serialize_executable
+
+from jaxd.interop.local_programs import UNKNOWN, FastCalls, LocalProgram
+from jaxd_protocol.jax_objects.program_bytes import load_compiled
+from jaxd_server.jax_compat import programs
+from tests.end_to_end.several_devices import EIGHT
+from tests.live_server import run_client, source_environment
+
+X = np.arange(3, dtype="f4")
+
+
+def loaded(function: Any, *args: Any, **options: Any) -> tuple[LocalProgram, Any]:
+    """A function as a server compiles and writes it, loaded, and the structure of its result."""
+    lowered = jax.jit(function, **options).lower(*args)
+    compiled: Any = programs.compile_flat(lowered)
+    data = serialize_executable.serialize(compiled)[0]
+    shape = len(jax.tree.leaves(args)), compiled.out_tree.num_leaves, (jax.devices()[0].id,)
+    return LocalProgram(load_compiled(data, *shape), b"1"), lowered.out_tree
+
+
+def scaled(x: Any, n: Any) -> Any:
+    return {"b": x * n, "a": (x.sum(), n)}
+
+
+def test_calls_of_one_kind_run_no_python() -> None:
+    """After the first; all others are unknown, and stay so until they are added."""
+    program, structure = loaded(scaled, X, 2)
+    fast = FastCalls("scaled")
+    assert fast.call(X, 2) is UNKNOWN
+    result = fast.add(program, structure, (X, 2), {})
+    expected = jax.jit(scaled)(X, 2)
+    assert jax.tree.map(np.asarray, result)["b"].tolist() == expected["b"].tolist()
+    program.compiled = None  # only Python would use it
+    again = fast.call(X + 1, 3)
+    np.testing.assert_array_equal(again["b"], (X + 1) * 3)
+    assert again["a"][1].weak_type
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [
+        ((X, 2.0), {}),
+        ((X[:2], 2), {}),
+        ((X.astype("i4"), 2), {}),
+        ((jnp.asarray(X), 2), {}),
+        ((X, jnp.asarray(2)), {}),
+        ((X,), {"n": 2}),
+        (({"x": X}, 2), {}),
+        ((X, "2"), {}),
+        ((X, object()), {}),
+        ((X, None), {}),
+    ],
+)
+def test_others_are_unknown(args: Any, kwargs: Any) -> None:
+    """Other types, shapes, places and structures, and what jax does not take."""
+    program, structure = loaded(scaled, X, 2)
+    fast = FastCalls("scaled")
+    fast.add(program, structure, (X, 2), {})
+    assert fast.call(X, 2) is not UNKNOWN
+    assert fast.call(*args, **kwargs) is UNKNOWN
+
+
+def test_settings_of_the_thread_are_part_of_the_kind() -> None:
+    """And so is whether jax traces the calling code."""
+    program, structure = loaded(scaled, X, 2)
+    fast = FastCalls("scaled")
+    fast.add(program, structure, (X, 2), {})
+    found: list[Any] = []
+    with jax.enable_x64(True):
+        found.append(fast.call(X, 2))
+    with jax.default_matmul_precision("float32"):
+        found.append(fast.call(X, 2))
+
+    @jax.jit
+    def traced(x: Any) -> Any:
+        found.extend([fast.call(X, 2), fast.call(x, 2)])
+        return x
+
+    traced(X)
+    assert found == [UNKNOWN] * 4
+    assert fast.call(X, 2) is not UNKNOWN
+
+
+def test_donated_arrays_are_gone() -> None:
+    """In the first call, and in those that jax dispatches by itself."""
+    program, structure = loaded(lambda x: x + 1, X, donate_argnums=0)
+    fast = FastCalls("step")
+    x = jnp.asarray(X) + 0
+    x1 = fast.add(program, structure, (x,), {})
+    x2 = fast.call(x1)
+    assert x.is_deleted()
+    assert x1.is_deleted()
+    np.testing.assert_array_equal(x2, X + 2)
+
+
+def test_typed_keys_and_what_is_not_used() -> None:
+    """A program takes all leaves, and drops what it does not use."""
+    keys = jax.random.split(jax.random.key(1))
+    program, structure = loaded(lambda unused, keys: (keys, jax.random.bits(keys[0])), X, keys)
+    fast = FastCalls("keys")
+    for result in (fast.add(program, structure, (X, keys), {}), fast.call(X, keys)):
+        if result is UNKNOWN:
+            continue  # jax does not dispatch it by itself
+        assert (jax.random.key_data(result[0]) == jax.random.key_data(keys)).all()
+        assert result[1] == jax.random.bits(keys[0])
+
+
+def test_many_threads_at_once() -> None:
+    """One adds a kind while others make calls of it."""
+    program, structure = loaded(lambda x, n: x + n, X, 2)
+    fast, results, barrier = FastCalls("f"), [], threading.Barrier(8)
+
+    def call(n: int) -> None:
+        barrier.wait()
+        results.append((n, fast.add(program, structure, (X, n), {})))
+
+    threads = [threading.Thread(target=call, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 8
+    for n, result in results:
+        np.testing.assert_array_equal(result, X + n)
+
+
+def test_what_a_program_takes() -> None:
+    """As many leaves, of their shapes and dtypes as jax sees them; numbers are not looked at."""
+    program, _ = loaded(scaled, X, 2)
+    assert program.fits([X, 2])
+    assert program.fits([jnp.asarray(X), np.int64(2)])
+    assert program.fits([X.astype("f8"), 2])  # which jax narrows
+    assert not program.fits([X])
+    assert not program.fits([X[:1], 2])
+    assert not program.fits([X.astype("i4"), 2])
+    with jax.enable_x64(True):
+        wide = jnp.asarray(X.astype("f8"))
+        assert not program.fits([X.astype("f8"), 2])
+    assert not program.fits([wide, 2])
+
+
+def test_an_array_that_was_put_on_another_device_does_not_fit(tmp_path: Any) -> None:
+    """It is computed with where it lies."""
+    program = """
+import jax, numpy as np
+from tests.client.interop.test_local_programs import loaded, X
+program, _ = loaded(lambda x: x + 1, X)
+there = jax.device_put(X, jax.devices()[1])
+print(program.fits([X]), program.fits([jax.device_put(X, jax.devices()[0])]), program.fits([there]))
+"""
+    environment = source_environment(tmp_path) | EIGHT
+    environment["PYTHONPATH"] += ":."
+    done = run_client(program, environment=environment)
+    assert done.stdout.split() == ["True", "True", "False"], done.stderr
