@@ -1,6 +1,6 @@
-"""A training loop whose step one decorator or the other runs.
+"""A training loop whose step one decorator or the other runs: `training_loop jit`, `… ADDRESS`.
 
-`training_loop jit`, `… ADDRESS`, or `… ADDRESS PLACE`.
+A second argument is one of the `KINDS` of loops.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any, Literal
 import jax
 
 from benchmarks.answering import answer_requests, measure_throughput
-from benchmarks.programs.training import Training, train_step
+from benchmarks.programs.training import Training
+from benchmarks.programs.training_kinds import KINDS
 from jaxd import Client, connect
 
 WARM_UP = 20
@@ -31,13 +32,13 @@ def bytes_per_step(
 
 def main() -> None:
     """Measures until the input closes."""
+    make = KINDS[sys.argv[2] if len(sys.argv) > 2 else "plain"]
     if sys.argv[1] == "jit":
-        training = Training(jax.jit(train_step, donate_argnums=0))
+        training = make(jax.jit)
         measurements: dict[str, Callable[[int], Any]] = {}
     else:
-        place: Any = sys.argv[2] if len(sys.argv) > 2 else None
-        client = connect(sys.argv[1], place=place)
-        training = Training(client.persistent_call(train_step, donate_argnums=0))
+        client = connect(sys.argv[1])
+        training = make(client.persistent_call)
         count = partial(bytes_per_step, training, client)
         measurements = {"sent": partial(count, "bytes_received")}
         measurements["received"] = partial(count, "bytes_sent")

@@ -8,7 +8,7 @@ from benchmarks.rows.fresh import FRESH_PROCESS, FRESH_SCALAR
 from benchmarks.rows.here import HERE_FRESH, HERE_PROGRAMS, HERE_TINY, HERE_TRAINING
 from benchmarks.rows.key import KEY
 from benchmarks.rows.small import IN_FLIGHT, SMALL_CALL
-from benchmarks.rows.training import TRAINING, TRAINING_BYTES, TRAINING_ONE_THREAD
+from benchmarks.rows.training import TRAINING, TRAINING_BYTES, TRAINING_KINDS, TRAINING_ONE_THREAD
 from benchmarks.rows.transfer import FETCH, TRANSFERS
 
 ROWS: tuple[Row, ...] = (
@@ -20,6 +20,7 @@ ROWS: tuple[Row, ...] = (
     FETCH,
     TRAINING,
     TRAINING_ONE_THREAD,
+    *TRAINING_KINDS,
     TRAINING_BYTES,
     KEY,
     RESTART,

@@ -42,7 +42,8 @@ def _loop_of_jit(run: BenchmarkRun) -> Sampler:
 
 def _loop_here(run: BenchmarkRun) -> Sampler:
     server = run.own_server()
-    driver = run.driver(_LOOP, server.unix, "here", JAXD_TOKEN_FILE=server.token_file)
+    extra = {"JAXD_TOKEN_FILE": server.token_file, "JAXD_PLACE": "here"}
+    driver = run.driver(_LOOP, server.unix, **extra)
     run.agree("loss of the tenth step", driver.figure("loss", 1))
     return lambda: driver.seconds("step", run.sizes.steps)
 

@@ -21,11 +21,12 @@ _ONE_THREAD: Final = {"NPROC": "1"}
 """Has XLA compute in one thread, so that a core is left for Python, as beside an accelerator."""
 
 
-def _driver(run: BenchmarkRun, where: str, **extra: str) -> Driver:
+def _driver(run: BenchmarkRun, where: str, kind: str = "plain", **extra: str) -> Driver:
     """One that has trained for a while, and computes what the others do."""
     token = run.own_server(**extra).token_file if "://" in where else ""
-    driver = run.driver("benchmarks.drivers.training_loop", where, JAXD_TOKEN_FILE=token, **extra)
-    run.agree("loss of the tenth step", driver.figure("loss", 1))
+    module = "benchmarks.drivers.training_loop"
+    driver = run.driver(module, where, kind, JAXD_TOKEN_FILE=token, **extra)
+    run.agree(f"loss of the tenth step, {kind}", driver.figure("loss", 1))
     return driver
 
 
@@ -97,6 +98,41 @@ TRAINING_ONE_THREAD: Final = Row(
         ),
     ),
 )
+
+_KINDS: Final = {
+    "leaf-read": "one array of the state is read after each step",
+    "step-replaced": "`state.replace(step=…)` before each step",
+    "averaged": "an average of the parameters is kept by the caller",
+    "accumulated": "gradients of four batches are added up",
+    "two-models": "two models take turns",
+}
+
+
+def _of_kind(where: Literal["jit", "unix"], kind: str) -> Callable[[BenchmarkRun], Sampler]:
+    def start(run: BenchmarkRun) -> Sampler:
+        driver = _driver(run, where if where == "jit" else run.own_server().unix, kind)
+        return lambda: driver.figure("step", run.sizes.steps)
+
+    return start
+
+
+def _kind_row(kind: str, what: str) -> Row:
+    return Row(
+        name=f"training-{kind}",
+        title=f"The same loop, where {what}; seconds per step",
+        variants=(
+            Variant("jax.jit", _of_kind("jit", kind), _NEEDS),
+            Variant("jaxd", _of_kind("unix", kind), _JAXD),
+        ),
+        comparisons=(
+            Comparison(
+                "steps per second: jaxd / jax.jit", ("jax.jit",), ("jaxd",), Target("at least", 0.9)
+            ),
+        ),
+    )
+
+
+TRAINING_KINDS: Final = tuple(_kind_row(kind, what) for kind, what in _KINDS.items())
 
 # Written here as well, because who has no flax cannot import the program; a test compares them.
 BATCH_BYTES: Final = 64 * (128 + 1) * 4

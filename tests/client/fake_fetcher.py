@@ -12,8 +12,20 @@ from jaxd_protocol.pytree import Leaf
 
 def single_array(fetcher: Any, id: int, leaf: Leaf) -> RemoteArray:  # noqa: A002
     """An array that came of a call which returned no others."""
-    found: RemoteArray = RemoteArray.kind()(ResultBatch(fetcher, id, (leaf,)), 0)
+    (found,) = watched_arrays(ResultBatch(fetcher, id, (leaf,)))
     return found
+
+
+def watched_arrays(batch: ResultBatch) -> list[RemoteArray]:
+    """All arrays of a batch, whose fetcher is told at once when one goes."""
+    arrays = batch.make(range(len(batch.leaves)))
+
+    def tell(_: object) -> None:
+        for ids in batch.take_gone()[0]:
+            batch.fetcher.drop(ids)
+
+    batch.watch(tell)
+    return arrays
 
 
 class FakeFetcher:
@@ -59,9 +71,9 @@ class FakeFetcher:
         """Everything is computed."""
         self._note("wait")
 
-    def drop(self, id: int) -> None:  # noqa: A002
+    def drop(self, ids: range) -> None:
         """Takes note."""
-        self.told.append(("drop", id))
+        self.told.extend(("drop", id_) for id_ in ids)
 
     def _note(self, what: Any) -> None:
         self.told.append(what)

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from jaxd_protocol import errors
 from jaxd_protocol.messages.calls import FAILED, OK
-from jaxd_protocol.messages.data_locations import pack_leaf_numbers
 from jaxd_protocol.messages.recorded_reads import KINDS
 from jaxd_protocol.pytree import dump_literal
 from jaxd_protocol.pytree.leaves import Leaf
@@ -21,6 +20,7 @@ from tests.hostile.callback_targets import CallbackTargetWriter
 from tests.hostile.drawing import NUMBERS, PATHS, SECRET_FILES, RandomValues, WeightedChoice
 from tests.hostile.exchanges import Exchange, Step
 from tests.hostile.trees import COUNT, TreeBuffer, TreeWriter, leaf_bytes
+from tests.spans import packed_leaves
 
 _LINKS: Final = 2
 
@@ -143,9 +143,7 @@ class Generator:
             return Step("reply", (OK, text, self._trees.whole()[0]))
         skeleton, blob, buffers = self._trees.whole()
         if act == "remote":
-            away = self.draws.rng.choice(
-                (b"", pack_leaf_numbers([0]), pack_leaf_numbers([1, 0]), b"\0")
-            )
+            away = self.draws.rng.choice((b"", packed_leaves([0]), packed_leaves([1, 0]), b"\0"))
             return Step("reply", (OK, skeleton, blob, b"", away), buffers)
         return Step("reply", (OK, skeleton, blob), buffers)
 

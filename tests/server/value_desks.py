@@ -104,7 +104,7 @@ class ValueServiceRig:
         """What a client has of a value."""
         return single_array(self, number, self.own.get(number).leaf)
 
-    def drop(self, id: int) -> None:  # noqa: A002
+    def drop(self, ids: range) -> None:
         """A handle is gone; nobody is told."""
 
     def call(self, source: Source, *args: Any, above: int = KEEP_ALL, home: int = -1) -> Call:

@@ -300,7 +300,7 @@ class OpenCall:
         call, deadline = self.call, self.deadline
         transfer = self.load() if call.buffers else None
         queue = values.release_queue
-        drops = queue.take_all() if queue.pending else b""
+        drops = queue.take_all() if queue.pending or queue.young else b""
         self.is_sent = True
         try:
             value, frame = connection.request(

@@ -5,7 +5,7 @@ A loop passes hundreds of arrays in each step. A range stands for many of them i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -39,24 +39,39 @@ class HandleRange(NamedTuple):
         """Where their data lies."""
         return DataLocation(self.leaf, VALUE, self.origin.first + self.number, len(self.arrays) - 1)
 
-    def numbers(self, leaves: Collection[int]) -> list[int]:
+    @property
+    def numbers(self) -> range:
+        """Their numbers in the batch."""
+        return range(self.number, self.number + len(self.arrays))
+
+    def numbers_at(self, leaves: Sequence[range]) -> Iterator[range]:
         """The numbers in the batch of those that are these leaves of the call."""
-        shift = self.leaf - self.number
-        end = self.leaf + len(self.arrays)
-        return [leaf - shift for leaf in leaves if self.leaf <= leaf < end]
+        shift = self.number - self.leaf
+        for each in leaves:
+            start = max(each.start + shift, self.number)
+            stop = min(each.stop + shift, self.number + len(self.arrays))
+            if start < stop:
+                yield range(start, stop)
 
-    def mark_donated(self, leaves: Collection[int], taker: str) -> None:
+    def mark_donated(self, leaves: Sequence[range], taker: str) -> None:
         """Marks the arrays at these leaves as donated."""
-        self.origin.unusable.update(dict.fromkeys(self.numbers(leaves), taker))
+        for numbers in self.numbers_at(leaves):
+            self.origin.donate(numbers, taker)
 
-    def unmark_donated(self, leaves: Collection[int]) -> None:
-        """Marks the arrays at these leaves as usable again."""
-        for number in self.numbers(leaves):
-            self.origin.unusable.pop(number, None)
+    def unmark_donated(self, leaves: Sequence[range], taker: str) -> None:
+        """Undoes one `mark_donated`."""
+        for numbers in self.numbers_at(leaves):
+            self.origin.take_back(numbers, taker, self.arrays)
 
-    def mark_released(self, leaves: Collection[int]) -> None:
+    def mark_released(self, leaves: Sequence[range]) -> None:
         """Marks the arrays at these leaves as released by the server."""
-        self.origin.released.update(self.numbers(leaves))
+        for numbers in self.numbers_at(leaves):
+            self.origin.forget(numbers)
+
+    def release(self, leaves: Sequence[range]) -> None:
+        """Has the server release the arrays at these leaves, if it has not."""
+        for numbers in self.numbers_at(leaves):
+            self.origin.release(numbers)
 
 
 class HandleRanges:
@@ -88,6 +103,8 @@ class HandleRanges:
 def are_consecutive(arrays: Sequence[RemoteArray]) -> bool:
     """Whether arrays, at least one, are consecutive in one batch."""
     first = arrays[0].number
+    if arrays[0].origin.begins_with(first, arrays):
+        return True
     return len(set(map(_ORIGIN, arrays))) == 1 and list(map(_NUMBER, arrays)) == [
         *range(first, first + len(arrays))
     ]

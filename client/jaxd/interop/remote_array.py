@@ -1,6 +1,7 @@
 """`RemoteArray`: an array that stays on the server until its data is needed here.
 
-A loop makes and releases hundreds of them in each step, so those of one call share a `ResultBatch`.
+A loop makes and releases hundreds of them in each step, so those of one call share a `ResultBatch`,
+which knows who may use them and who holds them.
 """
 
 from __future__ import annotations
@@ -10,14 +11,19 @@ import math
 import operator
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
+from itertools import repeat
 from numbers import Integral
+from operator import is_
 from typing import Any, Final, NoReturn, Protocol
 
 from jaxd.interop.jax_runtime import array_library, loaded_jax, native_array
 from jaxd.interop.lazy_array import ArrayLike, materialized
 from jaxd_protocol.errors import ValueDeleted
+from jaxd_protocol.messages.data_locations import spans_of
 from jaxd_protocol.pytree import Leaf
 from jaxd_protocol.pytree.leaves import dtype_of, itemsize_of
 
@@ -25,9 +31,6 @@ handle_reducer: Final[ContextVar[Callable[[RemoteArray], tuple[Any, ...]] | None
     "by_handle", default=None
 )
 """What a pickle holds in place of an array, as `__reduce__` returns it; None: the array itself."""
-
-DELETED = ""
-"""In place of the name of the function that an array was donated to."""
 
 
 class ArrayFetcher(Protocol):
@@ -58,12 +61,19 @@ class ArrayFetcher(Protocol):
             Exception: as `fetch_bytes`.
         """
 
-    def drop(self, id: int) -> None:  # noqa: A002
-        """Releases the array. Called during garbage collection."""
+    def drop(self, ids: range) -> None:
+        """Releases arrays."""
+
+
+Donation = tuple[range, str]
+"""Numbers of arrays of a batch, and the name of the function that they were donated to."""
 
 
 class ResultBatch:
     """The remote arrays of one call.
+
+    It holds them until it is told to watch them: those that were donated by then need no weak
+    references, and in a loop these are nearly all.
 
     Args:
         fetcher: fetches their data.
@@ -72,23 +82,15 @@ class ResultBatch:
         pending_call: the call that makes them, when that had not run; used by the fetcher only.
 
     Attributes:
-        arrays: weak references to the arrays.
         was_fetched_alone: whether one of them was fetched by itself: the next one is fetched with
             its siblings.
-        unusable: the arrays that cannot be used any more, by number: the name of the function that
-            they were donated to, or `DELETED`.
-        released: numbers of those that the server has released, or was told to.
+        deleted: the numbers of those that were deleted.
+        donations: those that were donated.
     """
 
     __slots__ = (
-        "arrays",
-        "fetcher",
-        "first",
-        "leaves",
-        "pending_call",
-        "released",
-        "unusable",
-        "was_fetched_alone",
+        *("deleted", "donations", "fetcher", "first", "leaves", "pending_call"),
+        *("was_fetched_alone", "_made", "_noticed", "_numbers", "_refs"),
     )
 
     def __init__(
@@ -98,23 +100,122 @@ class ResultBatch:
         self.first = first
         self.leaves = leaves
         self.pending_call = pending_call
-        self.arrays: Sequence[weakref.ref[RemoteArray]] = ()
         self.was_fetched_alone = False
-        self.unusable: dict[int, str] = {}
-        self.released: set[int] = set()
+        self.deleted: set[int] = set()
+        self.donations: tuple[Donation, ...] = ()
+        self._numbers: Sequence[int] = ()  # of those that were made, in order
+        self._made: Sequence[RemoteArray] = ()  # until they are watched
+        self._refs: list[weakref.ref[RemoteArray] | None] = []  # from then on
+        self._noticed: Callable[[Any], object] = _ignore
+
+    def make(self, numbers: Sequence[int]) -> list[RemoteArray]:
+        """The arrays with these numbers, which grow; to be called once."""
+        made: list[RemoteArray] = list(map(RemoteArray.kind(), repeat(self), numbers))
+        self._numbers, self._made = numbers, tuple(made)  # the caller's list is its own
+        return made
 
     @property
-    def has_unusable(self) -> bool:
-        """Whether some of them may be unusable."""
-        return bool(self.unusable) or (
-            self.pending_call is not None and self.pending_call.error is not None
+    def arrays(self) -> list[RemoteArray]:
+        """Those that somebody holds."""
+        refs = list(self._refs)
+        held = [array for ref in refs if ref is not None and (array := ref()) is not None]
+        return held or list(self._made)
+
+    def begins_with(self, first: int, arrays: Sequence[Any]) -> bool:
+        """Whether these are the arrays from that number on, as far as it holds them."""
+        own = self._made
+        if not own or len(own) != len(self.leaves):
+            return False
+        own = own[first : first + len(arrays)]
+        return len(own) == len(arrays) and all(map(is_, own, arrays))
+
+    # who holds them
+
+    def watch(self, noticed: Callable[[Any], object]) -> bool:
+        """See `Releasable`; those that were donated are of no more interest."""
+        arrays, self._noticed, self._made = self._made, noticed, ()
+        donations: tuple[Donation, ...] | None = None
+        while donations is not self.donations:  # or another thread was in between
+            donations = self.donations
+            refs: list[weakref.ref[RemoteArray] | None] = [None] * len(arrays)
+            for start, stop in self._not_donated(donations):
+                refs[start:stop] = map(weakref.ref, arrays[start:stop], repeat(noticed))
+            self._refs = refs
+        return any(refs)
+
+    def take_gone(self) -> tuple[list[range], bool]:
+        """See `Releasable`."""
+        refs = self._refs
+        gone = [i for i, ref in enumerate(refs) if ref is not None and ref() is None]
+        for place in gone:
+            refs[place] = None
+        ids = spans_of(self.first + self._numbers[place] for place in gone)
+        return list(ids), any(refs)
+
+    def _not_donated(self, donations: Sequence[Donation]) -> Iterator[tuple[int, int]]:
+        """The places of those that were made and not donated."""
+        start = 0
+        for numbers, _ in sorted(donations, key=lambda each: each[0].start):
+            first, stop = self._places(numbers)
+            if start < first:
+                yield start, first
+            start = max(start, stop)
+        if start < len(self._numbers):
+            yield start, len(self._numbers)
+
+    def _places(self, numbers: range) -> tuple[int, int]:
+        """The places of some among those that were made."""
+        return bisect_left(self._numbers, numbers.start), bisect_left(self._numbers, numbers.stop)
+
+    def forget(self, numbers: range) -> None:
+        """The server has released these: there is no need to tell it."""
+        start, stop = self._places(numbers)
+        if self._refs:
+            self._refs[start:stop] = [None] * (stop - start)
+
+    def release(self, numbers: range) -> None:
+        """Has the server release these, which nobody can use any more."""
+        self.forget(numbers)
+        self.fetcher.drop(range(self.first + numbers.start, self.first + numbers.stop))
+
+    # who may use them
+
+    def donate(self, numbers: range, taker: str) -> None:
+        """Marks some as donated."""
+        self.donations = (*self.donations, (numbers, taker))
+
+    def take_back(self, numbers: range, taker: str, arrays: Sequence[RemoteArray]) -> None:
+        """Undoes one `donate`; `arrays` are among those that become usable, and are watched."""
+        rest = list(self.donations)
+        with suppress(ValueError):
+            rest.remove((numbers, taker))
+        self.donations = tuple(rest)
+        for array in arrays if self._refs else ():
+            place, _ = self._places(range(array.number, array.number + 1))
+            if array.number in numbers and not self.is_unusable(array.number):
+                self._refs[place] = weakref.ref(array, self._noticed)
+
+    def is_unusable(self, number: int) -> bool:
+        """Whether one was deleted or donated."""
+        return number in self.deleted or any(number in each for each, _ in self.donations)
+
+    def may_be_unusable(self, numbers: range) -> bool:
+        """Whether some of these were deleted or donated, or none was made."""
+        if self.pending_call is not None and self.pending_call.error is not None:
+            return True
+        if self.deleted:
+            return True
+        return any(
+            each.start < numbers.stop and numbers.start < each.stop for each, _ in self.donations
         )
 
-    def release_handle(self, number: int) -> None:
-        """Releases one that is no longer held. Called during garbage collection: takes no lock."""
-        if number not in self.released:
-            self.released.add(number)
-            self.fetcher.drop(self.first + number)
+    def donated_to(self, number: int) -> str | None:
+        """Name of the function that one was donated to, or None."""
+        return next((taker for each, taker in self.donations if number in each), None)
+
+
+def _ignore(_: object) -> None:
+    """Until it is known who is to be told."""
 
 
 class RemoteArray(ArrayLike):
@@ -146,12 +247,7 @@ class RemoteArray(ArrayLike):
 
     def __init__(self, origin: ResultBatch, number: int) -> None:
         self.number = number
-        self.origin = origin  # last: `__del__` looks for it
-
-    def __del__(self) -> None:
-        origin = vars(self).get("origin")  # Ctrl-C may have come while it was made
-        if origin is not None:
-            origin.release_handle(self.number)
+        self.origin = origin
 
     @property
     def __class__(self) -> Any:
@@ -187,7 +283,7 @@ class RemoteArray(ArrayLike):
     @property
     def donated_to(self) -> str | None:
         """Name of the function that it was donated to, or None."""
-        return self.origin.unusable.get(self.number) or None
+        return self.origin.donated_to(self.number)
 
     @property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]
@@ -225,7 +321,7 @@ class RemoteArray(ArrayLike):
 
     def is_deleted(self) -> bool:
         """Whether it was deleted, or donated to a call."""
-        return self.number in self.origin.unusable
+        return self.origin.is_unusable(self.number)
 
     def __repr__(self) -> str:
         kind = f"key<{self.leaf.impl}>" if self.leaf.tag == "K" else self.leaf.dtype
@@ -263,9 +359,9 @@ class RemoteArray(ArrayLike):
     def delete(self) -> None:
         """Frees its memory here and on the server. Later uses raise ValueDeleted."""
         if not self.is_deleted():
-            self.origin.unusable[self.number] = DELETED
+            self.origin.deleted.add(self.number)
             self._here = self._data = None
-            self.origin.release_handle(self.number)
+            self.origin.release(range(self.number, self.number + 1))
 
     def give_up_if_donated(self, taker: str) -> None:
         """Marks it as donated where its copy here was, by a call that ran in this process.

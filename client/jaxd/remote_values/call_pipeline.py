@@ -35,10 +35,10 @@ from jaxd_protocol.errors import (
     WorkerReplaced,
 )
 from jaxd_protocol.messages.calls import FAILED, FailureOrigin, is_failure, set_origin
-from jaxd_protocol.messages.data_locations import new_call_number, unpack_leaf_numbers
+from jaxd_protocol.messages.data_locations import new_call_number, unpack_leaf_spans
 from jaxd_protocol.messages.failures import Failure, decode_failure
 from jaxd_protocol.pytree import BlobLayout, Layout
-from jaxd_protocol.pytree.leaves import NO_OFFSET, leaf_data
+from jaxd_protocol.pytree.leaves import leaf_data
 
 if TYPE_CHECKING:
     from jaxd.connection.connection import ClientConnection
@@ -103,7 +103,7 @@ class PipelinedCall:
         self,
         call: CallRequest,
         form: ResultShape | None,
-        donated: Sequence[int] = (),
+        donated: Sequence[range] = (),
         on_done: Callable[[PipelinedCall], None] | None = None,
         is_copied: bool = False,
         sent_skeleton: bytes | None = None,
@@ -121,7 +121,7 @@ class PipelinedCall:
         self.layout: Layout | None = form.layout if form else None
         self.known_shape_hash = form.hash if form else b""
         self.inline_leaves: InlineLeaves | None = None
-        self.given_up: tuple[int, ...] = ()
+        self.given_up: tuple[range, ...] = ()
         self.changed: bytes | None = None
         self.is_sent = False
         self.connection: ClientConnection | None = None
@@ -167,7 +167,7 @@ class PipelinedCall:
             set_origin(error, FailureOrigin())  # it had effects
         return error
 
-    def _failure_with(self, failure: Failure, given_up: tuple[int, ...]) -> BaseException:
+    def _failure_with(self, failure: Failure, given_up: tuple[range, ...]) -> BaseException:
         """The failure of a call that took these leaves of its arguments."""
         error = self._error_of(failure)
         if given_up and isinstance(error, JaxdError):
@@ -181,9 +181,9 @@ class PipelinedCall:
             Exception: when the reply is malformed; the call is not done then.
         """
         if value[0] == FAILED:
-            given_up = unpack_leaf_numbers(value[2]) if len(value) > 2 else ()
+            given_up = unpack_leaf_spans(value[2]) if len(value) > 2 else ()
             return self._finish_once(self._failure_with(value[1], given_up), given_up)
-        given_up = unpack_leaf_numbers(value[3])
+        given_up = unpack_leaf_spans(value[3])
         skeleton = value[1] or self.skeleton
         if self.skeleton is not None and self.skeleton != skeleton:
             error = ResultError(
@@ -230,7 +230,7 @@ class PipelinedCall:
     def _finish_once(
         self,
         error: BaseException | None,
-        given_up: tuple[int, ...] | None,  # None: unknown
+        given_up: tuple[range, ...] | None,  # None: unknown
         reply: tuple[Any, ...] | None = None,
         skeleton: bytes | None = None,
         leaves: InlineLeaves | None = None,
@@ -243,6 +243,9 @@ class PipelinedCall:
             if given_up is not None:
                 self.given_up = given_up
                 self._mark_given_up(given_up)
+            else:
+                for handle_range in self.call.values:
+                    handle_range.release(self._donated)  # nobody can use them any more
             self.error, self.inline_leaves, self.changed = error, leaves, changed
             self.skeleton = skeleton or self.skeleton
             transfer, self.transfer = self.transfer, None
@@ -251,11 +254,11 @@ class PipelinedCall:
             self.call = self.call.without_data()
             self.done = True
 
-    def _mark_given_up(self, given_up: tuple[int, ...]) -> None:
+    def _mark_given_up(self, given_up: tuple[range, ...]) -> None:
         for handle_range in self.call.values:
             if given_up != self._donated:
-                handle_range.unmark_donated(set(self._donated).difference(given_up))
                 handle_range.mark_donated(given_up, self.name)
+                handle_range.unmark_donated(self._donated, self.name)
             handle_range.mark_released(given_up)
 
     def data(self, leaf: int) -> memoryview | None:
@@ -269,9 +272,8 @@ class PipelinedCall:
 def _data_by_leaf(layout: BlobLayout, inline: InlineLeaves) -> dict[int, memoryview]:
     layout.check(inline.blob, inline.buffers)
     return {
-        number: leaf_data(place, inline.blob, inline.buffers)
-        for number, place in enumerate(layout.places)
-        if place is not NO_OFFSET
+        number: leaf_data(layout.places[number], inline.blob, inline.buffers)
+        for number in layout.here
     }
 
 

@@ -44,7 +44,7 @@ _MAX_SKELETONS: Final = 256
 _CallKind = tuple[bytes, bytes, str, tuple[tuple[int, int], ...]]
 """Of calls whose results look alike: function, arguments, form, and the leaves on the server."""
 
-_KnownResult = tuple[bytes, tuple[int, ...], bytes]
+_KnownResult = tuple[bytes, tuple[range, ...], bytes]
 """Of such results: their skeleton, the leaves that are given up for them, and a hash."""
 
 
@@ -116,7 +116,7 @@ class ValueStore(Protocol):
         self,
         first: int,
         leaves: Sequence[Leaf],
-        numbers: Iterable[int] | None = None,
+        numbers: Sequence[int] | None = None,
         flight: PipelinedCall | None = None,
     ) -> list[Any]:
         """What stands for some leaves of a result."""
@@ -247,10 +247,10 @@ class PipelinedCalls:
 
         flight: PipelinedCall | None = None
         form: ResultShape | None = None
-        donated: tuple[int, ...] = ()
+        donated: tuple[range, ...] = ()
         try:
             for handle_range in call.values:
-                if handle_range.origin.has_unusable:
+                if handle_range.origin.may_be_unusable(handle_range.numbers):
                     self.check(handle_range.arrays)
             kind = _call_kind(call, call.remote_leaves)
             known = self._result_shapes.get(kind) if may_return else None
@@ -322,8 +322,8 @@ class PipelinedCalls:
         with suppress(Exception):  # it cannot be read in this process
             layout = flight.call.spec.snapshot.reader.layout(skeleton)
             self._store_shape(flight, skeleton)
-            for leaf in range(len(layout.leaves)):
-                self._store.release_queue.add(first_value_id(stay.number) + leaf)
+            first = first_value_id(stay.number)
+            self._store.release_queue.add(range(first, first + len(layout.leaves)))
 
     def _result(self, flight: PipelinedCall) -> Any:
         assert flight.skeleton is not None

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from jaxd.remote_values.pipelined_calls import ClientServices, PipelinedCalls
@@ -163,7 +161,7 @@ class RemoteStore:
         self,
         first: int,
         leaves: Sequence[Leaf],
-        numbers: Iterable[int] | None = None,
+        numbers: Sequence[int] | None = None,
         flight: PipelinedCall | None = None,
     ) -> list[RemoteArray]:
         """Remote arrays for some leaves of a result.
@@ -174,16 +172,12 @@ class RemoteStore:
             numbers: of those that are wanted; by default all.
             flight: the call that makes them, when that had not run.
         """
-        from jaxd.interop.remote_array import (
-            RemoteArray,  # a process of small results has none
-            ResultBatch,
-        )
+        from jaxd.interop.remote_array import ResultBatch  # a process of small results has none
 
         self.release_queue.start()
-        kind, origin = RemoteArray.kind(), ResultBatch(self, first, leaves, flight)
-        wanted = range(len(leaves)) if numbers is None else numbers
-        arrays = list(map(kind, repeat(origin), wanted))
-        origin.arrays = list(map(weakref.ref, arrays))
+        batch = ResultBatch(self, first, leaves, flight)
+        arrays = batch.make(range(len(leaves)) if numbers is None else numbers)
+        self.release_queue.track(batch)
         return arrays
 
     def fetch_bytes(self, array: RemoteArray) -> memoryview:
@@ -284,10 +278,9 @@ class RemoteStore:
         if not origin.was_fetched_alone:
             origin.was_fetched_alone = True
             return []
-        others = [other for ref in origin.arrays if (other := ref()) is not None]
         return [
             other
-            for other in others
+            for other in origin.arrays
             if other is not array
             and other.nbytes <= INLINE_RESULT_BYTES
             and not other.is_deleted()
@@ -363,8 +356,7 @@ class RemoteStore:
         self._drop_all(first_value_id(makes), len(specs_in(pending.value[1])))
 
     def _drop_all(self, first: int, count: int) -> None:
-        for id in range(first, first + count):  # noqa: A001
-            self.drop(id)
+        self.drop(range(first, first + count))
 
 
 def specs_in(skeleton: bytes) -> tuple[Leaf, ...]:

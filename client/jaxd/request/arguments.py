@@ -194,13 +194,14 @@ class ArgumentEncoder(TreeEncoder):
 
         The state of a loop is hundreds: one by one they would cost most of a step.
         """
-        kinds = set(map(type, leaves))
-        if len(kinds) != 1 or not kinds <= _remote_kinds:
+        if not leaves or type(leaves[0]) not in _remote_kinds:
             return False
         origin, first, stop = leaves[0].origin, leaves[0].number, leaves[0].number + len(leaves)
-        from jaxd.interop.handle_ranges import are_consecutive
+        follow = origin.fetcher is self._fetcher
+        if follow and not origin.begins_with(first, leaves):
+            from jaxd.interop.handle_ranges import are_consecutive
 
-        follow = origin.fetcher is self._fetcher and are_consecutive(leaves)
+            follow = set(map(type, leaves)) <= _remote_kinds and are_consecutive(leaves)
         if follow:
             self._add_handles(self.count, leaves)
             self.specs_of(origin.leaves, first, stop)

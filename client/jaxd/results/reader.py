@@ -6,6 +6,7 @@ import threading
 from collections import namedtuple
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import chain
 from types import CodeType
 from typing import Any, Final, Literal, NamedTuple
 
@@ -14,9 +15,9 @@ from jaxd.results.local_objects import KnownObjects, LocalObjects
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import ProtocolError, ResultError
 from jaxd_protocol.messages.calls import FAILED
-from jaxd_protocol.messages.data_locations import KEEP_ALL, ResultPolicy, unpack_leaf_numbers
+from jaxd_protocol.messages.data_locations import KEEP_ALL, ResultPolicy, unpack_leaf_spans
 from jaxd_protocol.pytree import BlobLayout, Layout, Leaf, parse_skeleton
-from jaxd_protocol.pytree.leaves import NO_OFFSET, dtype_of, leaf_data
+from jaxd_protocol.pytree.leaves import dtype_of, leaf_data
 
 ResultsAs = Literal["auto", "numpy", "jax", "remote"]
 _MAX_LAYOUTS = 1024
@@ -53,12 +54,12 @@ class InlineLeaves(NamedTuple):
 
     Attributes:
         blob, buffers: see `jaxd_protocol.pytree`.
-        remote_numbers: numbers of the leaves that are not in them.
+        remote_numbers: numbers of the leaves that are not in them, as ranges.
     """
 
     blob: bytes
     buffers: Sequence[memoryview]
-    remote_numbers: tuple[int, ...]
+    remote_numbers: tuple[range, ...]
 
     @classmethod
     def of(cls, reply: tuple[Any, ...], buffers: Sequence[memoryview]) -> InlineLeaves:
@@ -68,7 +69,7 @@ class InlineLeaves(NamedTuple):
             ProtocolError: when it is no such reply.
         """
         try:
-            blob, away = reply[2], unpack_leaf_numbers(reply[4])
+            blob, away = reply[2], unpack_leaf_spans(reply[4])
         except (IndexError, TypeError) as error:
             raise unreadable_reply_error() from error
         if type(blob) is not bytes:
@@ -77,11 +78,8 @@ class InlineLeaves(NamedTuple):
 
     def check(self, leaves: int) -> None:
         """Raises `ProtocolError` unless it is a part of a result of so many leaves."""
-        last = -1
-        for number in self.remote_numbers:
-            if not last < number < leaves:
-                raise ProtocolError("a reply says that leaves stay where none are.")
-            last = number
+        if self.remote_numbers and self.remote_numbers[-1].stop > leaves:
+            raise ProtocolError("a reply says that leaves stay where none are.")
 
 
 class ResultReader:
@@ -146,9 +144,8 @@ class ResultReader:
         home.check(len(layout.leaves))
         leaves = _read(layout.without(home.remote_numbers), home.blob, home.buffers, results)
         if home.remote_numbers:
-            for number, array in zip(
-                home.remote_numbers, remote(layout.leaves, home.remote_numbers), strict=True
-            ):
+            numbers = tuple(chain.from_iterable(home.remote_numbers))
+            for number, array in zip(numbers, remote(layout.leaves, numbers), strict=True):
                 leaves[number] = array
         return layout.build(leaves)
 
@@ -256,31 +253,31 @@ def _read(
     kind = _library_for(results)
     if kind == "numpy":
         return _read_numpy(placement, blob, buffers)
-    return [
-        None if place is NO_OFFSET else _read_leaf(leaf, leaf_data(place, blob, buffers), kind)
-        for leaf, place in zip(placement.leaves, placement.places, strict=True)
-    ]
+    leaves, places = placement.leaves, placement.places
+    found: list[Any] = [None] * len(leaves)
+    for number in placement.here:
+        found[number] = _read_leaf(leaves[number], leaf_data(places[number], blob, buffers), kind)
+    return found
 
 
 def _read_numpy(placement: BlobLayout, blob: bytes, buffers: Sequence[memoryview]) -> list[Any]:
     """As numpy's arrays, each with data of its own; in one go, as there may be hundreds."""
     from numpy import ndarray
 
-    found: list[Any] = []
+    leaves, places = placement.leaves, placement.places
+    found: list[Any] = [None] * len(leaves)
     try:
-        for leaf, place in zip(placement.leaves, placement.places, strict=True):
-            if place is NO_OFFSET:
-                found.append(None)
-                continue
+        for number in placement.here:
+            leaf, place = leaves[number], places[number]
             if place.buffer >= 0:
                 data = buffers[place.buffer]
             else:  # a copy: the blob is read-only, and shared by all that is in it
                 end = place.offset + place.size
                 data = memoryview(bytearray(blob[place.offset : end]))
             if leaf.tag == "A":
-                found.append(ndarray(leaf.shape, dtype_of(leaf.dtype), data))
+                found[number] = ndarray(leaf.shape, dtype_of(leaf.dtype), data)
             else:
-                found.append(_read_leaf(leaf, data, "numpy"))
+                found[number] = _read_leaf(leaf, data, "numpy")
     except ValueError as error:  # a shape that numpy does not have
         raise _unreadable_array(error) from error
     return found

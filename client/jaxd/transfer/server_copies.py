@@ -101,7 +101,7 @@ class ServerCopies:
         """Has the server release what a call brought after it was completed without a result."""
         for copy in used:
             if not copy.is_on_server:
-                self._drops.add(copy.id)
+                self._drops.add(range(copy.id, copy.id + 1))
 
     def forget(self, copy: ServerCopy) -> None:
         """Releases the copy of an array that was collected, in any thread: takes no lock.
@@ -111,7 +111,7 @@ class ServerCopies:
         if copy.is_shared:
             return
         self._forgotten.append(copy)
-        self._drops.add(copy.id)
+        self._drops.add(range(copy.id, copy.id + 1))
 
     def _remove_forgotten(self) -> None:
         with suppress(IndexError):
@@ -128,7 +128,7 @@ class ServerCopies:
 
     def _remove(self, copy: ServerCopy) -> None:
         self._unlink(copy)
-        self._drops.add(copy.id)
+        self._drops.add(range(copy.id, copy.id + 1))
 
     def _unlink(self, copy: ServerCopy) -> None:
         copy.is_on_server = False

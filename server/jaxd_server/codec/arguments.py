@@ -18,7 +18,7 @@ from jaxd_protocol.jit.static_args import StaticArgs
 from jaxd_protocol.jit.static_leaves import StaticLeaf, wrap_untraceable
 from jaxd_protocol.pickling.unpack.unpickler import unpack, unpickling_gate
 from jaxd_protocol.pytree import BlobLayout, Layout, Leaf, LeafOffset, parse_skeleton, read_scalar
-from jaxd_protocol.pytree.leaves import NO_OFFSET, dtype_of, numpy_leaf
+from jaxd_protocol.pytree.leaves import dtype_of, numpy_leaf
 from jaxd_server.jax_compat.arrays import key_array, weak_array
 
 register_parts()
@@ -88,14 +88,14 @@ def read_leaves(placement: BlobLayout, blob: bytes, buffers: Sequence[memoryview
         ProtocolError: when the data does not fit.
     """
     placement.check(blob, buffers)
-    found: list[Any] = []
-    for leaf, place in zip(placement.leaves, placement.places, strict=True):
-        if place is NO_OFFSET:
-            found.append(None)
-        elif leaf.tag == "A" and not leaf.weak and place.buffer < 0:  # hundreds of them, perhaps
-            found.append(np.ndarray(leaf.shape, dtype_of(leaf.dtype), blob, place.offset))
+    leaves, places = placement.leaves, placement.places
+    found: list[Any] = [None] * len(leaves)
+    for number in placement.here:
+        leaf, place = leaves[number], places[number]
+        if leaf.tag == "A" and not leaf.weak and place.buffer < 0:  # hundreds of them, perhaps
+            found[number] = np.ndarray(leaf.shape, dtype_of(leaf.dtype), blob, place.offset)
         else:
-            found.append(read_leaf(leaf, place, blob, buffers))
+            found[number] = read_leaf(leaf, place, blob, buffers)
     return found
 
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -20,8 +21,9 @@ from jaxd_protocol.jax_objects.data_values import find_kind
 from jaxd_protocol.messages.data_locations import (
     KEEP_ALL,
     ResultPolicy,
-    pack_leaf_numbers,
+    pack_leaf_spans,
     shape_hash,
+    spans_of,
 )
 from jaxd_protocol.pickling.unpack.object_tokens import keep_lookup
 from jaxd_protocol.pytree import BlobLayout, Layout, Leaf, parse_skeleton
@@ -51,6 +53,14 @@ class ResultLayout:
     layout: Layout = field(compare=False, repr=False)
     keys: bool
     is_lasting: bool = True
+    is_in_order: bool = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "is_in_order", self.order == tuple(range(len(self.order))))
+
+    def by_leaf(self, results: Sequence[Any]) -> list[Any]:
+        """The arrays that the executable returned, as the leaves on the wire follow one another."""
+        return list(results if self.is_in_order else map(results.__getitem__, self.order))
 
     @property
     def hash(self) -> bytes:
@@ -157,7 +167,8 @@ def pack_result(
     gone = tuple(number for number, found in data.items() if found is None)
     if gone:
         there = [n for n in wanted if n not in gone]
-        placement = form.layout.without(tuple(sorted(set(range(len(form.order))) - set(there))))
+        absent = sorted(set(range(len(form.order))) - set(there))
+        placement = form.layout.without(spans_of(absent))
     return *_packed(data, placement or form.layout.whole), gone
 
 
@@ -234,20 +245,31 @@ class RetainedLeaves(NamedTuple):
     """The leaves of a result that stay on the server.
 
     Attributes:
-        kept: number and bytes of each leaf that stays.
+        present: a byte for each leaf, 1 for those that stay; empty when none does.
+        ends: the bytes of those that stay and come before each leaf, and of all.
         home: numbers of the leaves that are sent with the reply.
         away: numbers of the others.
         packed_away: these, packed.
         placement: where the data of those lies that are sent.
-        nbytes: of all that stay.
     """
 
-    kept: tuple[tuple[int, int], ...]
+    present: bytes
+    ends: tuple[int, ...]
     home: tuple[int, ...]
     away: tuple[int, ...]
     packed_away: bytes
     placement: BlobLayout
-    nbytes: int
+
+    @property
+    def nbytes(self) -> int:
+        """Of all that stay."""
+        return self.ends[-1]
+
+    def arrays(self, results: list[Any]) -> list[Any]:
+        """Those that stay, of all by leaf; None in place of the others."""
+        if self.present.find(0) < 0:
+            return results
+        return [one if stays else None for one, stays in zip(results, self.present, strict=True)]
 
 
 def retained_leaves(layout: Layout, stay: ResultPolicy, taken: Sequence[Leaf]) -> RetainedLeaves:
@@ -275,11 +297,15 @@ def retained_leaves(layout: Layout, stay: ResultPolicy, taken: Sequence[Leaf]) -
             away.append(number)
         elif size > (stay.home if everything else stay.above):
             away.append(number)
-    kept = tuple(sizes if everything else [sizes[number] for number in away])
-    home = tuple(number for number, _ in sizes if number not in set(away))
-    placement = layout.without(tuple(away))
-    nbytes = sum(size for _, size in kept)
-    return RetainedLeaves(kept, home, tuple(away), pack_leaf_numbers(away), placement, nbytes)
+    gone = set(away)
+    present = bytes([everything or number in gone for number, _ in sizes])
+    ends = (0, *accumulate(size * stays for (_, size), stays in zip(sizes, present, strict=True)))
+    home = tuple(number for number, _ in sizes if number not in gone)
+    spans = spans_of(away)
+    placement, packed = layout.without(spans), pack_leaf_spans(spans)
+    return RetainedLeaves(
+        present if any(present) else b"", ends, home, tuple(away), packed, placement
+    )
 
 
 def rebind_form(form: ResultLayout) -> ResultLayout:

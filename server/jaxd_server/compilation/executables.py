@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -82,6 +82,11 @@ class Plan:
     donated: frozenset[int] = frozenset()
     places: ArrayPlaces = ()
     arrivals: tuple[tuple[int, bool], ...] = ()
+    is_in_order: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        whole = tuple(range(len(self.layout.leaves)))
+        object.__setattr__(self, "is_in_order", tuple(self.order) == whole)
 
     def arrange(self, leaves: list[Any]) -> list[Any]:
         """The leaves of a call as its executable takes them.
@@ -89,7 +94,7 @@ class Plan:
         Raises:
             PlanMismatch: when an array of 64 bits is on the server that was not, or the other way.
         """
-        arranged = [leaves[index] for index in self.order]
+        arranged = leaves if self.is_in_order else list(map(leaves.__getitem__, self.order))
         if self.arrivals and arrivals_of_64_bits(arranged) != self.arrivals:
             raise PlanMismatch
         return arranged

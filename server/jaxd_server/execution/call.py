@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ from jaxd_server.compilation.functions.table import FunctionSource
 from jaxd_server.execution.admission import Operation
 from jaxd_server.runtime.counters import Counts, SessionUse
 from jaxd_server.runtime.events import SILENT, Emit
-from jaxd_server.values.references import ReferencedData
+from jaxd_server.values.references import Given, ReferencedData
 
 Reply = tuple[Any, Sequence[memoryview]]
 """The outcome as plain values, and the buffers beside it."""
@@ -88,7 +88,7 @@ class Call(Operation):
         stay: which results are to stay; None: none.
         referenced_data: what it may refer to; None: nothing.
         layout: of its arguments, once they were read.
-        given: ids of the values that it takes for good once it is dispatched, by leaf.
+        given: the values that it takes for good once it is dispatched.
         given_up: numbers of the leaves whose values on the server it has taken for good.
         not_kept: ids of what it brought to be kept, and there was no room for.
         device: the index of the one that it runs on, once its function is known.
@@ -116,8 +116,8 @@ class Call(Operation):
     stay: ResultPolicy | None = None
     referenced_data: ReferencedData | None = None
     layout: Layout | None = None
-    given: Mapping[int, int] = field(default_factory=dict)
-    given_up: tuple[int, ...] = ()
+    given: Sequence[Given] = ()
+    given_up: tuple[range, ...] = ()
     not_kept: tuple[int, ...] = ()
     device: int = 0
     inflated: int | JaxdError = 0

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 from jaxd_protocol.errors import Cancelled
 from jaxd_protocol.jax_objects.program_bytes import Serialized
 from jaxd_protocol.messages.calls import FAILED, OK
-from jaxd_protocol.messages.data_locations import pack_leaf_numbers
+from jaxd_protocol.messages.data_locations import pack_leaf_spans
 from jaxd_protocol.messages.failures import encode_failure
 from jaxd_protocol.messages.recipes import RecordedCall
 from jaxd_protocol.pytree import Layout
@@ -167,7 +167,7 @@ class Pipeline:
         self.admission.poll()
         error = call.cancel_token.error or Cancelled("nobody waits for the call.")
         given = call.given if call.cancel_token.phase == "running" else ()
-        return _error_reply(call, error, tuple(given))
+        return _error_reply(call, error, tuple([each.leaves for each in given]))
 
     def _too_late(self, run: Run) -> Reply:
         """The reply to a call whose client was notified of its cancellation before it was over."""
@@ -437,7 +437,7 @@ class _BuildJob:
         )
 
 
-def _error_reply(call: Call, error: BaseException, given_up: tuple[int, ...]) -> Reply:
+def _error_reply(call: Call, error: BaseException, given_up: tuple[range, ...]) -> Reply:
     """The reply to a call that failed; later calls that take its values fail for the same reason.
 
     Args:
@@ -450,7 +450,7 @@ def _error_reply(call: Call, error: BaseException, given_up: tuple[int, ...]) ->
         return (FAILED, failure), ()
     if call.referenced_data is not None:
         call.referenced_data.own.failures[call.stay.number] = failure
-    return (FAILED, failure, pack_leaf_numbers(given_up)), ()
+    return (FAILED, failure, pack_leaf_spans(given_up)), ()
 
 
 def _placed_leaves(call: Call, plan: Plan, executable: Executable) -> list[Any]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -23,10 +22,13 @@ from jaxd_protocol.messages.data_locations import (
     KEEP_NONE,
     VALUE,
     ResultPolicy,
+    call_number_of,
     first_value_id,
     leaves_located_in,
     pack_ids,
-    pack_leaf_numbers,
+    pack_leaf_spans,
+    spans_of,
+    value_ids_of,
 )
 from jaxd_protocol.pytree import Leaf
 from jaxd_server.codec.arguments import build_arguments, jax_arrays
@@ -49,7 +51,7 @@ from jaxd_server.runtime.logs import log_event
 from jaxd_server.user_code.jax_callbacks import callbacks_disabled
 from jaxd_server.user_code.output import CallOutput, output_to
 from jaxd_server.values.references import ReferencedData
-from jaxd_server.values.value import Value
+from jaxd_server.values.value import Batch
 
 _NO_EVENT: Final = threading.Event()
 """For runs that take nothing of others that are not done: making an event takes a microsecond."""
@@ -78,7 +80,7 @@ class Run:
     consumer: Run | None = None
     dispatched: threading.Event = _NO_EVENT
     output: CallOutput | None = None
-    _ids: tuple[int, ...] = ()
+    _batch: Batch | None = None
     _retained: RetainedLeaves | None = None
 
     def dispatch(self) -> None:
@@ -90,14 +92,14 @@ class Run:
         """
         kept = self._retained = self._find_retained()
         referenced_data = self.call.referenced_data
-        if kept is None or not kept.kept or referenced_data is None:
+        if kept is None or not kept.present or referenced_data is None:
             self._start()
         else:
             with referenced_data.values.room(
-                referenced_data.own, kept.nbytes, self.call.given.values()
+                referenced_data.own, kept.nbytes, [given.ids for given in self.call.given]
             ):
                 self._start()
-                self._keep(kept.kept, referenced_data)
+                self._keep(kept, referenced_data)
 
     def _start(self) -> None:
         if self.call.given:
@@ -113,11 +115,8 @@ class Run:
         """Registers this run as consumer of results of runs that are not delivered."""
         if self.call.referenced_data is None:
             return
-        values = self.call.referenced_data.own.values
-        taken = map(values.get, self.call.given.values())
-        refs = {id(value.run): value.run for value in taken if value is not None}.values()
-        makers = {run for ref in refs if ref is not None and (run := ref())}
-        for maker in makers:
+        own = self.call.referenced_data.own
+        for maker in own.makers(given.ids for given in self.call.given):
             if self.dispatched is _NO_EVENT:
                 self.dispatched = threading.Event()
             maker.consumer = self
@@ -127,7 +126,7 @@ class Run:
         call, stay = self.call, self.call.stay
         if stay is None:
             return None
-        taken: tuple[int, ...] = ()
+        taken: tuple[range, ...] = ()
         if stay.above == KEEP_ALL and call.elsewhere and call.layout is not None:
             taken = leaves_located_in(call.rows(call.layout), (VALUE,))
         key, executable = (stay.above, stay.home, taken, call.skeleton), self.executable
@@ -138,39 +137,32 @@ class Run:
                 executable.retained[key] = found
         return found
 
-    def _taken_leaves(self, stay: ResultPolicy, values: Sequence[int]) -> list[Leaf]:
+    def _taken_leaves(self, stay: ResultPolicy, values: Sequence[range]) -> list[Leaf]:
         """What the arrays look like that may be the state of a loop."""
         leaves = self.call.layout.leaves if self.call.layout else ()
         if stay.above == KEEP_ALL:
-            return [leaves[number] for number in values]
+            return [leaves[number] for number in itertools.chain.from_iterable(values)]
         return [] if stay.above == KEEP_NONE else [leaf for leaf in leaves if leaf.tag in "AK"]
 
-    def _keep(self, kept: Iterable[tuple[int, int]], referenced_data: ReferencedData) -> None:
-        """Makes values of some results, of which the numbers and bytes are given."""
+    def _keep(self, kept: RetainedLeaves, referenced_data: ReferencedData) -> None:
+        """Makes a batch of the results that stay; once more, of those not dropped meanwhile."""
         stay, form = self.call.stay, self.executable.form
         assert stay is not None
-        leaves = form.layout.leaves
-        first, name = first_value_id(stay.number), self.executable.name
-        here, now = weakref.ref(self), time.time()
-        made = {
-            first + number: Value(
-                self.results[form.order[number]], leaves[number], size, name, False, here, now
-            )
-            for number, size in kept
-        }
-        if self._ids:  # dispatched again: what the client has dropped meanwhile is not made again
-            made = {
-                number: made[number] for number in self._ids if number in referenced_data.own.values
-            }
-        self._ids = tuple(made)
-        referenced_data.values.add(referenced_data.own, made)
+        arrays = kept.arrays(form.by_leaf(self.results))
+        if self._batch is not None:  # dispatched again
+            return referenced_data.own.refill(self._batch, arrays)
+        first, leaves, name = first_value_id(stay.number), form.layout.leaves, self.executable.name
+        here = weakref.ref(self)
+        batch = self._batch = Batch(first, arrays, leaves, kept.present, kept.ends, name, here)
+        return referenced_data.values.add_batch(referenced_data.own, batch)
 
     def give_up(self) -> None:
         """Takes the values that the call was given for good out of the session."""
         call = self.call
         if call.given and call.referenced_data is not None:
-            call.referenced_data.values.drop(call.referenced_data.own, call.given.values())
-            call.given_up = tuple(call.given)
+            gone = [given.ids for given in call.given]
+            call.referenced_data.values.drop(call.referenced_data.own, gone)
+            call.given_up = tuple([given.leaves for given in call.given])
 
     def deliver(self) -> Reply:
         """The reply, once the device is done.
@@ -195,11 +187,13 @@ class Run:
         if kept is None or stay is None:
             return self.call.deliver(self.results, self.executable)
         form = self.executable.form
-        if kept.kept:
+        if kept.present:
             self._wait()
         blob, buffers, gone = pack_result(self.results, form, kept.home, kept.placement)
-        away = pack_leaf_numbers(sorted((*kept.away, *gone))) if gone else kept.packed_away
-        given_up = pack_leaf_numbers(self.call.given_up)
+        away = kept.packed_away
+        if gone:
+            away = pack_leaf_spans(spans_of(sorted((*kept.away, *gone))))
+        given_up = pack_leaf_spans(self.call.given_up)
         is_known = stay.knows and stay.knows == form.hash  # the client expects just this one
         skeleton = b"" if is_known else form.skeleton
         return (OK, skeleton, blob, given_up, away), buffers
@@ -223,8 +217,9 @@ class Run:
 
     def undo(self) -> None:
         """Takes back the values that a call made which then failed."""
-        if self._ids and self.call.referenced_data is not None:
-            self.call.referenced_data.values.drop(self.call.referenced_data.own, self._ids)
+        if self._batch is not None and self.call.referenced_data is not None:
+            data = self.call.referenced_data
+            data.values.drop(data.own, [value_ids_of(call_number_of(self._batch.first))])
         self.results = ()
 
 

@@ -21,7 +21,7 @@ from jaxd_protocol.messages.data_locations import (
     INDEXED_SKELETON,
     MAX_INDEXED_BYTES,
     ResultPolicy,
-    unpack_ids,
+    unpack_spans,
 )
 from jaxd_protocol.messages.failures import encode_failure
 from jaxd_protocol.wire.stream import Descriptors
@@ -315,7 +315,7 @@ class SessionState:
 
     def drop(self, ids: bytes) -> None:
         """The client no longer holds some values; calls that came before may still need them."""
-        gone, own = unpack_ids(ids), self._session.values
+        gone, own = unpack_spans(ids), self._session.values
         self._session.call_queue.then(lambda: self._values.drop(own, gone))
 
     def share_block(self, descriptors: Descriptors, number: int, nbytes: int) -> tuple[Any, ...]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.errors import ValuesFull
 from jaxd_server.runtime.limits import Quota
-from jaxd_server.values.value import NamedValues, SessionValues, Value
+from jaxd_server.values.value import Batch, NamedValues, SessionValues, Value
 
 _MAX_SHOWN: Final = 5
 
@@ -39,10 +39,11 @@ def holder_rows(
     ]
     for owner in sessions:
         if owner.principal == principal:
-            by_maker: dict[str, list[Value]] = {}
-            for value in _fresh(owner.values.values(), seen):
-                by_maker.setdefault(value.maker, []).append(value)
-            rows += [_row(principal, maker, values) for maker, values in by_maker.items()]
+            by_maker: dict[str, list[_Held]] = {}
+            singles = _fresh(list(owner.values.values()), seen)
+            for held in (*singles, *map(_of_batch, list(owner.batches.values()))):
+                by_maker.setdefault(held.maker, []).append(held)
+            rows += [_row(principal, maker, held) for maker, held in by_maker.items()]
     rows += [_others(who, nbytes) for who, nbytes in used.items() if who != principal]
     return sorted(rows, key=lambda row: -row["bytes"])
 
@@ -51,29 +52,42 @@ def _seconds_left(named: NamedValues, now: float) -> float | None:
     return None if named.until is None else round(named.until - now, 3)
 
 
-def _fresh(values: Iterable[Value], seen: set[int]) -> list[Value]:
+class _Held(NamedTuple):
+    """Values that one function made at one moment."""
+
+    maker: str
+    values: int
+    nbytes: int
+    made_at: float
+
+
+def _of_batch(batch: Batch) -> _Held:
+    return _Held(batch.maker, batch.count, batch.nbytes, batch.made_at)
+
+
+def _fresh(values: Iterable[Value], seen: set[int]) -> list[_Held]:
     """Those that are in no row so far."""
     found = {id(value): value for value in values if id(value) not in seen}
     seen.update(found)
-    return list(found.values())
+    return [_Held(value.maker, 1, value.nbytes, value.made_at) for value in found.values()]
 
 
 def _row(
     principal: str,
     what: str,
-    values: Sequence[Value],
+    held: Sequence[_Held],
     name: str | None = None,
     ttl_s: float | None = None,
 ) -> dict[str, Any]:
     now = time.time()
-    oldest = min((value.made_at for value in values), default=now)
+    oldest = min((each.made_at for each in held), default=now)
     return {
         "principal": principal,
         "what": what,
         "name": name,
         "ttl_s": ttl_s,
-        "values": len(values),
-        "bytes": sum(value.nbytes for value in values),
+        "values": sum(each.values for each in held),
+        "bytes": sum(each.nbytes for each in held),
         "age_s": round(max(0.0, now - oldest), 3),
     }
 

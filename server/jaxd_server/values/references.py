@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
 
 import jax
 import numpy as np
@@ -20,6 +21,7 @@ from jaxd_protocol.messages.data_locations import (
     VALUE,
     DataLocation,
     content_id,
+    spans_of,
     unpack_ids,
 )
 from jaxd_protocol.pytree import Layout, Leaf, LeafOffset
@@ -28,10 +30,22 @@ from jaxd_server.codec.arguments import read_leaf
 from jaxd_server.jax_compat.arrays import exact_array
 from jaxd_server.values.client_memory import ClientMemory
 from jaxd_server.values.store import ContentId, ValueStore
-from jaxd_server.values.value import SessionValues, Value
+from jaxd_server.values.value import Lent, SessionValues, Value
 
 _IN_BUFFER = LeafOffset(buffer=0)
 _SENT_BY_CLIENT = "sent by the client"
+
+
+class Given(NamedTuple):
+    """Values that a call was given for good.
+
+    Attributes:
+        leaves: the numbers that they have as leaves of the call.
+        ids: of the values.
+    """
+
+    leaves: range
+    ids: range
 
 
 class ReferencedData:
@@ -55,7 +69,7 @@ class ReferencedData:
         layout: Layout,
         leaves: list[Any],
         donated: Collection[int],
-    ) -> tuple[tuple[int, ...], Mapping[int, int]]:
+    ) -> tuple[tuple[int, ...], list[Given]]:
         """Puts in what a call refers to, and keeps what it brings to be kept.
 
         When this raises, nothing has changed. What is kept stays, whatever becomes of the call.
@@ -67,8 +81,8 @@ class ReferencedData:
             donated: numbers of the leaves that the call gives up.
 
         Returns:
-            Ids of what was to be kept and has no room; and, by leaf, ids of the values that are
-            given to the call for good.
+            Ids of what was to be kept and has no room; and the values that are given to the call
+            for good.
 
         Raises:
             ProtocolError: when something is not as the layout says.
@@ -77,14 +91,15 @@ class ReferencedData:
             ForwardedFailure: when the call that was to make a value has failed.
         """
         self._refuse_twice(rows, donated)
-        given: dict[int, int] = {}
+        given: list[Given] = []
+        wanted = _spans_of(frozenset(donated)) if donated else ()
         kept: dict[int, Value] = {}
         stored: dict[ContentId, Value] = {}
         for row in rows:
             number, kind, a, b = row
             leaf = layout.leaves[number]
             if kind == VALUE:
-                given |= self._fill_values(row, layout, leaves, donated)
+                given += self._fill_values(row, layout, leaves, wanted)
             elif kind == BLOCK:
                 view = self._blocks.view(a, b, leaf.nbytes)
                 leaves[number] = read_leaf(leaf, _IN_BUFFER, b"", [view])
@@ -170,20 +185,42 @@ class ReferencedData:
             )
 
     def _fill_values(
-        self, row: DataLocation, layout: Layout, leaves: list[Any], donated: Collection[int]
-    ) -> dict[int, int]:
-        """Puts in the values of one row; ids of those that are given for good, by leaf."""
-        first, stop = row.leaves.start, row.leaves.stop
-        values = self.own.get_all(range(row.a, row.a + stop - first))
-        if [value.leaf for value in values] != list(layout.leaves[first:stop]):
-            raise ProtocolError("a value on the server is not what the call says that it is.")
-        leaves[first:stop] = [value.array for value in values]
-        ids = dict(_value_ids(row) if donated else ())
-        taken = {number: values[number - first] for number in ids if number in donated}
-        for number, value in taken.items():
-            if value.copied or value.holders > 1:
-                leaves[number] = copy_of(value.array)
-        return {number: ids[number] for number, value in taken.items() if not value.copied}
+        self, row: DataLocation, layout: Layout, leaves: list[Any], donated: Sequence[range]
+    ) -> Iterator[Given]:
+        """Puts in the values of one row; those that are given for good."""
+        count = 1 + row.b
+        for lent in self.own.lend(range(row.a, row.a + count)):
+            first = row.leaf + lent.id - row.a
+            stop = first + len(lent.arrays)
+            if not _looks_like(layout, first, lent):
+                raise ProtocolError("a value on the server is not what the call says that it is.")
+            leaves[first:stop] = lent.arrays
+            for span in donated:
+                taken = range(max(first, span.start), min(stop, span.stop))
+                if taken:
+                    yield from _give(lent, leaves, taken, lent.id + taken.start - first)
+
+
+def _looks_like(layout: Layout, first: int, lent: Lent) -> bool:
+    """Whether values look like the leaves of a call from that one on."""
+    source = lent.source
+    if isinstance(source, Value):
+        return layout.leaves[first] == source.leaf
+    return layout.has(first, source.leaves, lent.id - source.first, len(lent.arrays))
+
+
+def _give(lent: Lent, leaves: list[Any], numbers: range, id: int) -> Iterator[Given]:  # noqa: A002
+    """Gives a call some of what it was lent, from that id on; of what others hold, a copy."""
+    source = lent.source
+    if isinstance(source, Value):
+        if source.copied or source.holders > 1:
+            leaves[numbers.start] = copy_of(source.array)
+        if source.copied:
+            return
+    yield Given(numbers, range(id, id + len(numbers)))
+
+
+_spans_of: Final = lru_cache(maxsize=1024)(lambda numbers: spans_of(sorted(numbers)))
 
 
 def _value_ids(row: DataLocation) -> Iterator[tuple[int, int]]:

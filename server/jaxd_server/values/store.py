@@ -15,8 +15,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from jaxd_protocol.errors import ValueDeleted
+from jaxd_protocol.messages.data_locations import call_number_of, value_ids_of
 from jaxd_server.values.byte_accounting import ValueAccounting, holder_rows
-from jaxd_server.values.value import NamedValues, SessionValues, Value
+from jaxd_server.values.value import Batch, NamedValues, SessionValues, Value
 
 ContentId = tuple[int, int]
 """What `jaxd_protocol.messages.data_locations.content_id` returns."""
@@ -154,7 +155,7 @@ class ValueStore:
         return {who for who, _ in self._names} | {
             owner.principal
             for owner in self._sessions
-            if not all(value.copied for value in owner.values.values())
+            if owner.batches or not all(value.copied for value in owner.values.values())
         }
 
     def _own(self, principal: str) -> None:
@@ -166,14 +167,14 @@ class ValueStore:
 
     @contextmanager
     def room(
-        self, owner: SessionValues, nbytes: int, given_up: Iterable[int] = (), spare: int = 0
+        self, owner: SessionValues, nbytes: int, given_up: Iterable[range] = (), spare: int = 0
     ) -> Iterator[None]:
         """Within it, there is room for so many bytes more, which no other can take.
 
         Args:
             owner: the session that needs them.
             nbytes: how many.
-            given_up: numbers of values that go at the same time.
+            given_up: ids of values that go at the same time.
             spare: bytes that have to be free beside them.
 
         Raises:
@@ -188,7 +189,7 @@ class ValueStore:
                     self._room.promise(owner.principal, -promised)
 
     def _promise(
-        self, owner: SessionValues, nbytes: int, given_up: Iterable[int], spare: int
+        self, owner: SessionValues, nbytes: int, given_up: Iterable[range], spare: int
     ) -> int:
         who = owner.principal
         if not self.limit or nbytes <= 0:
@@ -197,31 +198,51 @@ class ValueStore:
             self._forget_expired()
             more = nbytes
             if not self._room.has(who, more + spare):
-                more = max(0, nbytes - _freed(owner, given_up))
+                more = max(0, nbytes - owner.freed(given_up))
                 if not self._room.has(who, more + spare):
                     raise self._room.full(who, nbytes, self._rows(who))
             self._room.promise(who, more)
             return more
 
     def add(self, owner: SessionValues, values: Mapping[int, Value]) -> None:
-        """Takes values in, without asking for room; not when the session is over."""
+        """Takes single values in, without asking for room; not when the session is over."""
         with self._lock:
             if owner.ended or not values:
                 return
-            owner.nbytes += self._hold(owner.principal, values.values())
-            again = owner.values.keys() & values.keys()
-            replaced = self._take_out(owner, again) if again else ()
-            self._sessions.add(owner)
-            owner.values.update(values)
-            if owner.principal not in self._owners:
-                self._own(owner.principal)
+            nbytes = self._hold(owner.principal, values.values())
+            replaced = self._take_out(owner, [range(id_, id_ + 1) for id_ in values])
+            owner.nbytes += nbytes
+            with owner.lock:
+                owner.values.update(values)
+            self._register(owner)
         del replaced  # frees memory, and not under the lock
 
-    def drop(self, owner: SessionValues, ids: Iterable[int]) -> None:
-        """Drops values, of those that are still there."""
+    def add_batch(self, owner: SessionValues, batch: Batch) -> None:
+        """Takes in what a call returned; otherwise as `add`."""
         with self._lock:
-            gone = self._take_out(owner, ids)
-            if not owner.values:
+            if owner.ended or not batch.count:
+                return
+            number = call_number_of(batch.first)
+            replaced = self._take_out(owner, [value_ids_of(number)])
+            with owner.lock:
+                owner.batches[number] = batch
+            owner.nbytes += batch.nbytes
+            self._count_of[owner.principal] += batch.count
+            self._room.charge(owner.principal, batch.nbytes)
+            self._register(owner)
+        del replaced  # as above
+
+    def _register(self, owner: SessionValues) -> None:
+        """A session has values now. The lock is held."""
+        self._sessions.add(owner)
+        if owner.principal not in self._owners:
+            self._own(owner.principal)
+
+    def drop(self, owner: SessionValues, spans: Iterable[range]) -> None:
+        """Drops the values with these ids, of those that are still there."""
+        with self._lock:
+            gone = self._take_out(owner, spans)
+            if not owner.values and not owner.batches:
                 self._sessions.discard(owner)
         del gone  # as above
 
@@ -229,14 +250,19 @@ class ValueStore:
         """Drops all values of a session, which is over."""
         with self._lock:
             owner.ended = True
-            gone = self._take_out(owner, list(owner.values))
+            batches = list(owner.batches.values())
+            spans = [range(each.first, each.first + len(each.arrays)) for each in batches]
+            gone = self._take_out(owner, (*spans, *(range(i, i + 1) for i in list(owner.values))))
             self._sessions.discard(owner)
         del gone  # as above
 
-    def _take_out(self, owner: SessionValues, ids: Iterable[int]) -> list[Value]:
-        gone = [v for v in [owner.values.pop(number, None) for number in ids] if v is not None]
-        owner.nbytes -= self._hold(owner.principal, gone, -1)
-        return gone
+    def _take_out(self, owner: SessionValues, spans: Iterable[range]) -> object:
+        arrays, values, nbytes = owner.take_out(spans)
+        owner.nbytes -= nbytes + self._hold(owner.principal, values, -1)
+        if arrays:
+            self._count_of[owner.principal] -= len(arrays)
+            self._room.charge(owner.principal, -nbytes)
+        return arrays, values
 
     def _hold(self, principal: str, values: Collection[Value], step: int = 1) -> int:
         """A session, or a name, holds values; or with -1 no longer. The lock is held.
@@ -335,9 +361,3 @@ class ValueStore:
         return holder_rows(
             principal, self._names, self._sessions, self._room.values.used_by, self._clock()
         )
-
-
-def _freed(owner: SessionValues, ids: Iterable[int]) -> int:
-    """Bytes that are free when a session drops values."""
-    found = {number: owner.values.get(number) for number in ids}
-    return sum(v.nbytes for v in found.values() if v is not None and v.holders == 1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from operator import is_
 from types import CellType, FunctionType
 from typing import Any, Final
 
@@ -247,7 +248,4 @@ def _contents(cell: CellType) -> Any:
 
 
 def _same(now: Any, then: tuple[Any, ...]) -> bool:
-    for one, other in zip(now, then, strict=False):  # noqa: SIM110
-        if one is not other:
-            return False
-    return True
+    return all(map(is_, now, then))

@@ -9,7 +9,7 @@ import hashlib
 import itertools
 import struct
 from collections.abc import Container, Iterable, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Final, NamedTuple
 
 from jaxd_protocol.errors import ProtocolError
@@ -62,6 +62,8 @@ _LOCATION: Final = struct.Struct("!IBQQ")
 _KIND_OFFSET: Final = 4
 _CONTENT: Final = struct.Struct("!QQ")
 _POLICY: Final = struct.Struct("!QqqQ")
+_SPAN: Final = struct.Struct("!QI")
+_LEAF_SPAN: Final = struct.Struct("!II")
 
 
 class DataLocation(NamedTuple):
@@ -84,9 +86,9 @@ class DataLocation(NamedTuple):
         return range(self.leaf, self.leaf + 1 + (self.b if self.kind == VALUE else 0))
 
 
-def leaves_located_in(rows: Iterable[DataLocation], kinds: Container[int]) -> tuple[int, ...]:
+def leaves_located_in(rows: Iterable[DataLocation], kinds: Container[int]) -> tuple[range, ...]:
     """The numbers of the leaves whose locations are of these kinds."""
-    return tuple(chain.from_iterable(row.leaves for row in rows if row.kind in kinds))
+    return tuple([row.leaves for row in rows if row.kind in kinds])
 
 
 class ResultPolicy(NamedTuple):
@@ -139,6 +141,11 @@ def first_value_id(number: int) -> int:
 def call_number_of(id: int) -> int:  # noqa: A002
     """The number of the call that has made the value with that id."""
     return id >> _ID_BITS
+
+
+def value_ids_of(number: int) -> range:
+    """The ids that the results of a call may have."""
+    return range(number << _ID_BITS, (number + 1) << _ID_BITS)
 
 
 def content_id(spec: bytes, data: memoryview) -> tuple[int, int]:
@@ -210,14 +217,53 @@ def unpack_ids(data: bytes) -> tuple[int, ...]:
     return struct.unpack(f"!{len(data) // 8}Q", data)
 
 
-def pack_leaf_numbers(numbers: Iterable[int]) -> bytes:
-    """Numbers of leaves, for the wire."""
-    found = tuple(numbers)
-    return struct.pack(f"!{len(found)}I", *found) if found else b""
+def pack_spans(spans: Iterable[range]) -> bytes:
+    """Ranges of ids, for the wire."""
+    found = [(ids.start, len(ids)) for ids in spans]
+    return struct.pack("!" + "QI" * len(found), *chain.from_iterable(found))
 
 
-def unpack_leaf_numbers(data: bytes) -> tuple[int, ...]:
-    """What `pack_leaf_numbers` wrote; raises `ProtocolError` for anything else."""
-    if len(data) % 4:
+def unpack_spans(data: bytes) -> list[range]:
+    """Reads what `pack_spans` wrote.
+
+    Raises:
+        ProtocolError: when it is anything else, or a range is of more than one call.
+    """
+    if len(data) % _SPAN.size:
+        raise ProtocolError("the ids of values cannot be read.")
+    found = [range(first, first + count) for first, count in _SPAN.iter_unpack(data)]
+    if not all(found) or any(
+        call_number_of(ids.start) != call_number_of(ids.stop - 1) for ids in found
+    ):
+        raise ProtocolError("the ids of values cannot be read.")
+    return found
+
+
+def pack_leaf_spans(spans: Iterable[range]) -> bytes:
+    """Ranges of leaf numbers, for the wire."""
+    return b"".join([_LEAF_SPAN.pack(leaves.start, len(leaves)) for leaves in spans])
+
+
+def unpack_leaf_spans(data: bytes) -> tuple[range, ...]:
+    """Reads what `pack_leaf_spans` wrote: ranges that are not empty, in order, and apart.
+
+    Raises:
+        ProtocolError: when it is anything else.
+    """
+    if len(data) % _LEAF_SPAN.size:
         raise ProtocolError("the numbers of leaves cannot be read.")
-    return struct.unpack(f"!{len(data) // 4}I", data)
+    found = tuple([range(first, first + count) for first, count in _LEAF_SPAN.iter_unpack(data)])
+    if not all(found) or any(one.stop > other.start for one, other in pairwise(found)):
+        raise ProtocolError("the numbers of leaves cannot be read.")
+    return found
+
+
+def spans_of(numbers: Iterable[int]) -> tuple[range, ...]:
+    """Numbers that grow, as ranges."""
+    found: list[range] = []
+    for number in numbers:
+        if found and found[-1].stop == number:
+            found[-1] = range(found[-1].start, number + 1)
+        else:
+            found.append(range(number, number + 1))
+    return tuple(found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, Final
 
 from jaxd_protocol.base.bounded import BoundedDict
@@ -30,22 +31,49 @@ class Layout:
         whole: where their data lies when all of it is in the message.
     """
 
-    __slots__ = ("_build", "_placements", "leaves", "whole")
+    __slots__ = ("_alike", "_build", "_placements", "leaves", "whole")
 
     def __init__(self, leaves: Sequence[Leaf], build: Build) -> None:
         self.leaves = tuple(leaves)
         self.whole = lay_out_leaves(self.leaves)
-        self._placements = BoundedDict[tuple[int, ...], BlobLayout](_MAX_LAYOUTS)
+        self._placements = BoundedDict[tuple[range, ...], BlobLayout](_MAX_LAYOUTS)
+        self._alike = BoundedDict[tuple[int, ...], Sequence[Leaf]](_MAX_LAYOUTS)
         self._build = build
 
-    def without(self, absent: tuple[int, ...]) -> BlobLayout:
-        """Where the data of the other leaves lies when that of some is not in the message."""
+    def without(self, absent: tuple[range, ...]) -> BlobLayout:
+        """Where the data of the other leaves lies when that of some is not in the message.
+
+        Args:
+            absent: the numbers of those, as ranges.
+        """
         if not absent:
             return self.whole
         found = self._placements.get(absent)
         if found is None:
-            found = self._placements[absent] = lay_out_leaves(self.leaves, frozenset(absent))
+            most = len(self.leaves)  # what is said of others is not looked at
+            spans = (range(one.start, min(one.stop, most)) for one in absent)
+            numbers = frozenset(chain.from_iterable(spans))
+            found = self._placements[absent] = lay_out_leaves(self.leaves, numbers)
         return found
+
+    def has(self, first: int, leaves: Sequence[Leaf], start: int, count: int) -> bool:
+        """Whether its leaves from `first` on are these from `start` on.
+
+        That is remembered, so that what comes again is not compared again.
+
+        Args:
+            first: the number of a leaf.
+            leaves: those of another layout, which must not change.
+            start: the number of one of these.
+            count: how many to compare.
+        """
+        key = first, id(leaves), start, count
+        if self._alike.get(key) is leaves:
+            return True
+        same = self.leaves[first : first + count] == tuple(leaves[start : start + count])
+        if same:
+            self._alike[key] = leaves  # which keeps its id from being another's
+        return same
 
     def build(self, leaves: Sequence[Any]) -> Any:
         """The tree with these values in place of its leaves.

@@ -91,12 +91,16 @@ class BlobLayout(NamedTuple):
         places: where each one's bytes lie.
         blob_bytes: size of the blob.
         buffers: number of buffers beside the message.
+        here: the numbers of the leaves whose bytes are in the message.
+        sizes: the bytes that a buffer has to have, by its number, of those of arrays.
     """
 
     leaves: tuple[Leaf, ...]
     places: tuple[LeafOffset, ...]
     blob_bytes: int
     buffers: int
+    here: tuple[int, ...]
+    sizes: tuple[tuple[int, int], ...]
 
     def check(self, blob: bytes, buffers: Sequence[memoryview]) -> None:
         """Proves that the data has the sizes that the leaves ask for.
@@ -106,11 +110,8 @@ class BlobLayout(NamedTuple):
         """
         if len(blob) != self.blob_bytes or len(buffers) != self.buffers:
             raise ProtocolError("a tree's data does not fit its skeleton.")
-        if not self.buffers:
-            return
-        for leaf, place in zip(self.leaves, self.places, strict=True):
-            if place.buffer >= 0 and leaf.tag in "AK" and len(buffers[place.buffer]) != leaf.nbytes:
-                raise ProtocolError("an array's buffer does not have the array's size.")
+        if any(len(buffers[buffer]) != size for buffer, size in self.sizes):
+            raise ProtocolError("an array's buffer does not have the array's size.")
 
 
 def lay_out_leaves(leaves: Sequence[Leaf], absent: Collection[int] = ()) -> BlobLayout:
@@ -132,7 +133,13 @@ def lay_out_leaves(leaves: Sequence[Leaf], absent: Collection[int] = ()) -> Blob
         else:
             found.append(LeafOffset(aligned(end), size=size))
             end = aligned(end) + size
-    return BlobLayout(tuple(leaves), tuple(found), end, buffer)
+    here = tuple([number for number, place in enumerate(found) if place is not NO_OFFSET])
+    sizes = tuple(
+        (place.buffer, leaf.nbytes)
+        for leaf, place in zip(leaves, found, strict=True)
+        if place.buffer >= 0 and leaf.tag in "AK"
+    )
+    return BlobLayout(tuple(leaves), tuple(found), end, buffer, here, sizes)
 
 
 def read_scalar(tag: str, blob: bytes, offset: int) -> float | int | bool | complex:

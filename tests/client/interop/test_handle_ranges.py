@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,12 +12,12 @@ import jax
 import numpy as np
 
 from jaxd.interop.handle_ranges import HandleRange
-from jaxd.interop.remote_array import DELETED, RemoteArray, ResultBatch
+from jaxd.interop.remote_array import RemoteArray, ResultBatch
 from jaxd.request.arguments import ArgumentEncoder, encode_arguments
 from jaxd_protocol.jit.static_args import NO_STATIC_ARGS
 from jaxd_protocol.messages.data_locations import VALUE, DataLocation
 from jaxd_protocol.pytree import Leaf
-from tests.client.fake_fetcher import FakeFetcher
+from tests.client.fake_fetcher import FakeFetcher, watched_arrays
 
 if TYPE_CHECKING:
     import pytest
@@ -26,8 +27,7 @@ LEAVES = [Leaf("A", "float32", (n,)) for n in range(9)]
 
 def arrays(fetcher: FakeFetcher, first: int = 100) -> list[RemoteArray]:
     """The arrays of one call that returned nine."""
-    origin = ResultBatch(fetcher, first, LEAVES)
-    return [RemoteArray.kind()(origin, number) for number in range(9)]
+    return watched_arrays(ResultBatch(fetcher, first, LEAVES))
 
 
 def rows(fetcher: FakeFetcher, *args: Any) -> list[DataLocation]:
@@ -187,29 +187,144 @@ def test_each_array_goes_when_nobody_holds_it() -> None:
     del one[4]
     one[0].delete()
     assert fetcher.told == [("drop", 104), ("drop", 100)]
-    assert one[0].origin.unusable == {0: DELETED}
+    assert [array.is_deleted() for array in one] == [True] + [False] * 7
     one.clear()
     assert sorted(fetcher.told) == [("drop", 100 + number) for number in range(9)]
 
 
 def test_some_of_a_handle_range_are_given_away() -> None:
     """By the numbers that they have as leaves of the call."""
-    origin = ResultBatch(FakeFetcher(), 100, LEAVES)
-    handle_range = HandleRange(
-        3, origin, 5, [RemoteArray.kind()(origin, number) for number in (5, 6, 7)]
-    )
-    handle_range.mark_donated((2, 4, 5, 6), "step")
-    assert origin.unusable == {6: "step", 7: "step"}
-    handle_range.unmark_donated((4, 9))
-    assert origin.unusable == {7: "step"}
-    handle_range.mark_released((5,))
-    assert origin.released == {7}
+    fetcher = FakeFetcher()
+    one = arrays(fetcher)
+    handle_range = HandleRange(3, one[0].origin, 5, one[5:8])
+    handle_range.mark_donated([range(2, 3), range(4, 7)], "step")
+    assert [array.donated_to for array in one] == [None] * 6 + ["step"] * 2 + [None]
+    handle_range.mark_donated([range(4, 5)], "other")
+    handle_range.unmark_donated([range(4, 7)], "step")
+    assert [array.donated_to for array in one] == [None] * 6 + ["other", None, None]
+    handle_range.mark_released([range(5, 6)])
+    del handle_range
+    one.clear()
+    assert ("drop", 107) not in fetcher.told
+    assert len(fetcher.told) == 8
+
+
+def test_the_server_is_told_of_those_that_nobody_can_use_any_more() -> None:
+    """When it is not known whether the call has taken them; once."""
+    fetcher = FakeFetcher()
+    one = arrays(fetcher)
+    handle_range = HandleRange(0, one[0].origin, 3, one[3:6])
+    handle_range.release([range(1, 9)])
+    assert fetcher.told == [("drop", 104), ("drop", 105)]
+    del handle_range
+    one.clear()
+    assert sorted(fetcher.told) == [("drop", 100 + number) for number in range(9)]
 
 
 def test_arrays_are_doubtful_when_one_is_gone_or_their_call_has_failed() -> None:
     """Only then they are looked at one by one."""
     flights = [None, SimpleNamespace(error=None), SimpleNamespace(error=ValueError())]
     origins = [ResultBatch(FakeFetcher(), 0, LEAVES, flight) for flight in flights]
-    assert [origin.has_unusable for origin in origins] == [False, False, True]
-    origins[0].unusable[1] = DELETED
-    assert origins[0].has_unusable
+    assert [origin.may_be_unusable(range(9)) for origin in origins] == [False, False, True]
+    origins[0].donate(range(2, 4), "step")
+    numbers = (range(2), range(1, 3), range(3, 4), range(4, 9))
+    assert [origins[0].may_be_unusable(each) for each in numbers] == [False, True, True, False]
+    origins[1].deleted.add(1)
+    assert origins[1].may_be_unusable(range(9))
+
+
+# who holds them -------------------------------------------------------------------------------
+
+
+class Watcher:
+    """Notes which arrays went."""
+
+    def __init__(self, batch: ResultBatch) -> None:
+        self.batch = batch
+        self.notices = 0
+        self.is_watching = batch.watch(self)
+
+    def __call__(self, _: object) -> None:
+        self.notices += 1
+
+    def gone(self) -> list[int]:
+        """The ids of those that went since the last time."""
+        return [id_ for ids in self.batch.take_gone()[0] for id_ in ids]
+
+
+def test_a_batch_holds_its_arrays_until_they_are_watched() -> None:
+    """Then each that nobody holds goes, and is told of once."""
+    batch = ResultBatch(FakeFetcher(), 100, LEAVES)
+    made = batch.make(range(9))
+    del made[2:4]
+    assert len(batch.arrays) == 9
+    watcher = Watcher(batch)
+    assert (watcher.is_watching, watcher.notices, watcher.gone()) == (True, 2, [102, 103])
+    assert [array.number for array in batch.arrays] == [0, 1, 4, 5, 6, 7, 8]
+    del made[0]
+    assert batch.take_gone() == ([range(100, 101)], True)
+    made.clear()
+    assert batch.take_gone() == ([range(101, 102), range(104, 109)], False)
+    assert watcher.gone() == []
+
+
+def test_what_was_donated_by_then_is_not_watched() -> None:
+    """A loop makes hundreds in each step that need no weak reference."""
+    batch = ResultBatch(FakeFetcher(), 100, LEAVES)
+    made = batch.make(range(9))
+    batch.donate(range(1, 8), "step")
+    watcher = Watcher(batch)
+    assert [weakref.getweakrefcount(array) for array in made] == [1, 0, 0, 0, 0, 0, 0, 0, 1]
+    made.clear()
+    assert watcher.gone() == [100, 108]
+
+
+def test_all_are_donated() -> None:
+    """There is nothing to watch."""
+    batch = ResultBatch(FakeFetcher(), 100, LEAVES)
+    held = batch.make(range(9))
+    batch.donate(range(9), "step")
+    assert not Watcher(batch).is_watching
+    assert batch.arrays == []
+    assert len(held) == 9
+
+
+def test_what_a_call_did_not_take_is_watched_again() -> None:
+    """It was refused; those that another has taken stay as they are."""
+    batch = ResultBatch(FakeFetcher(), 100, LEAVES)
+    made = batch.make(range(9))
+    batch.donate(range(1, 8), "step")
+    batch.donate(range(5, 6), "other")
+    watcher = Watcher(batch)
+    batch.take_back(range(1, 8), "step", made)
+    assert [array.donated_to for array in made] == [None] * 5 + ["other"] + [None] * 3
+    made.clear()
+    assert watcher.gone() == [100, 101, 102, 103, 104, 106, 107, 108]
+
+
+def test_some_of_a_result_are_made() -> None:
+    """The others came with the reply; the numbers of these have gaps."""
+    batch = ResultBatch(FakeFetcher(), 100, LEAVES)
+    made = batch.make((1, 4, 5, 8))
+    batch.donate(range(2, 6), "step")
+    watcher = Watcher(batch)
+    assert [weakref.getweakrefcount(array) for array in made] == [1, 0, 0, 1]
+    batch.forget(range(8, 9))
+    made.clear()
+    assert watcher.gone() == [101]
+
+
+def test_a_tree_that_goes_round_is_known_by_its_arrays() -> None:
+    """As long as the batch holds them; none is compared by what is in it."""
+    fetcher = FakeFetcher()
+    batch = ResultBatch(fetcher, 100, LEAVES)
+    made = batch.make(range(9))
+    other = arrays(fetcher)
+    assert batch.begins_with(0, made)
+    assert batch.begins_with(3, made[3:7])
+    assert not batch.begins_with(0, made[1:])
+    assert not batch.begins_with(0, [*made[:4], other[4], *made[5:]])
+    assert not batch.begins_with(0, [*made, made[0]])
+    batch.watch(lambda _: None)
+    assert not batch.begins_with(0, made)
+    assert fetcher.told == []

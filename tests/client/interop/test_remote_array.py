@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from jaxd import PRNGKeys
-from jaxd.interop.remote_array import RemoteArray, handle_reducer
+from jaxd.interop.remote_array import handle_reducer
 from jaxd_protocol.errors import ValueDeleted
 from tests.client.array_operations import ANY, JAX, NUMPY, Operation
 from tests.client.fake_fetcher import FakeFetcher
@@ -302,7 +302,7 @@ def test_a_donated_array_says_to_whom(fetcher: FakeFetcher) -> None:
 
     def donated() -> Any:
         array = fetcher.keep(MATRIX)
-        array.origin.unusable[array.number] = "train_step"
+        array.origin.donate(range(1), "train_step")
         return array
 
     each_touch_raises(TOUCHES | JAX_TOUCHES, donated, ValueDeleted, "donated to train_step")
@@ -380,12 +380,12 @@ class Keeper:
     address = "unix:///run/jaxd"
     def fetch_bytes(self, array): return memoryview(self.data)
     def part(self, array, index): return "part"
-    def drop(self, id): pass
+    def drop(self, ids): pass
 
 def keep(shape, *numbers):
     keeper = Keeper()
     keeper.data = struct.pack(f"<{len(numbers)}f", *numbers)
-    return RemoteArray.kind()(ResultBatch(keeper, 1, [Leaf("A", "float32", shape)]), 0)
+    return ResultBatch(keeper, 1, [Leaf("A", "float32", shape)]).make(range(1))[0]
 """
 
 
@@ -421,13 +421,3 @@ assert type(old + 1) is type(jnp.ones(3) + old) is type(jnp.ones(1))
 assert jax.jit(jnp.sum)(old) == 3 and jax.grad(lambda x: x.sum())(old)[0] == 1
 assert type(keep((3,), 0, 1, 2)) is not RemoteArray
 """)
-
-
-def test_one_that_was_never_finished_is_dropped_in_silence(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Ctrl-C may come between any two steps of its making."""
-    made = RemoteArray.__new__(RemoteArray)
-    del made
-    gc.collect()
-    assert capsys.readouterr() == ("", "")

@@ -38,13 +38,14 @@ from jaxd_protocol.messages.data_locations import (
     DataLocation,
     ResultPolicy,
     pack_ids,
-    pack_leaf_numbers,
+    spans_of,
 )
 from jaxd_protocol.messages.failures import encode_failure
 from jaxd_protocol.pytree import Leaf
 from jaxd_protocol.wire import Frame
-from tests.client.fake_fetcher import FakeFetcher
+from tests.client.fake_fetcher import FakeFetcher, watched_arrays
 from tests.end_to_end.gates import in_thread, wait_until
+from tests.spans import packed_leaves
 
 
 class Connection:
@@ -313,7 +314,7 @@ def test_a_reply_that_is_late_may_still_say_what_was_taken(server: Server) -> No
 
 def test_a_call_that_took_arrays_and_failed_is_not_to_be_repeated(server: Server) -> None:
     """Whatever the error of its class says."""
-    for taken, may_repeat in ((b"", True), (pack_leaf_numbers([0]), False)):
+    for taken, may_repeat in ((b"", True), (packed_leaves([0]), False)):
         flight = server.launch(donates=True)
         failure = encode_failure(DeadlineExceeded("late."))
         server.connections[0].reply(value=(FAILED, failure, taken))
@@ -518,13 +519,13 @@ def flight(*donated: int, **more: Any) -> tuple[PipelinedCall, list[RemoteArray]
     """A call on three arrays of two origins, and these."""
     fetcher, leaf = FakeFetcher(), Leaf("A", "float32", ())
     one, other = ResultBatch(fetcher, 10, [leaf] * 9), ResultBatch(fetcher, 20, [leaf])
-    kind = RemoteArray.kind()
-    arrays = [kind(one, 4), kind(one, 5), kind(other, 0)]
+    arrays = [*watched_arrays(one)[4:6], *watched_arrays(other)]
+    fetcher.told.clear()
     values = [HandleRange(0, one, 4, arrays[:2]), HandleRange(2, other, 0, arrays[2:])]
     spec: Any = SimpleNamespace(snapshot=SimpleNamespace(name="step", reader=None))
     stay = ResultPolicy(7, -1, 1 << 16)
     call = CallRequest(spec, b"s", b"b", (), None, "auto", values=values, result_policy=stay)
-    return PipelinedCall(call, None, donated, **more), arrays
+    return PipelinedCall(call, None, spans_of(donated), **more), arrays
 
 
 def takers(arrays: list[RemoteArray]) -> list[str | None]:
@@ -534,12 +535,12 @@ def takers(arrays: list[RemoteArray]) -> list[str | None]:
 
 def succeeded(*given_up: int) -> tuple[Any, ...]:
     """The reply of a call that went well."""
-    return (OK, b"skeleton", b"", pack_leaf_numbers(given_up), b"")
+    return (OK, b"skeleton", b"", packed_leaves(given_up), b"")
 
 
 def failed(*given_up: int) -> tuple[Any, ...]:
     """The reply of a call that did not."""
-    return (FAILED, encode_failure(ArithmeticError("no")), pack_leaf_numbers(given_up))
+    return (FAILED, encode_failure(ArithmeticError("no")), packed_leaves(given_up))
 
 
 def test_what_is_known_to_be_taken_is_dead_at_once() -> None:
@@ -635,7 +636,7 @@ def test_its_data_is_let_go_once() -> None:
 def test_a_call_that_was_not_made_gives_back_only_what_was_its_own() -> None:
     """Another one has taken an array in the meantime."""
     one, arrays = flight(1)
-    arrays[0].origin.unusable[4] = "other"
+    arrays[0].origin.donate(range(4, 5), "other")
     one.fail_not_run(ConnectionError("gone"))
     assert takers(arrays) == ["other", None, None]
     assert isinstance(one.error, ConnectionError)

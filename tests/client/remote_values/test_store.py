@@ -11,9 +11,10 @@ import pytest
 from jaxd import Client
 from jaxd.errors import ConnectionLost, ProtocolError, ValuesLost
 from jaxd.remote_values.store import specs_in
-from jaxd_protocol.messages.data_locations import first_value_id, pack_ids, unpack_ids
+from jaxd_protocol.messages.data_locations import first_value_id
 from jaxd_protocol.pytree import Leaf, TreeEncoder
 from tests.end_to_end.gates import wait_until
+from tests.spans import ids_in, packed_ids
 
 
 def test_the_arrays_of_a_reply_are_read_from_its_skeleton() -> None:
@@ -29,8 +30,8 @@ def test_what_goes_while_there_is_no_connection_is_kept_in_mind(client: Client) 
     """For the next call."""
     values = client.caller.session.values()
     client.close()
-    assert values._send_releases(pack_ids([5, 6]))
-    assert unpack_ids(values.release_queue.take_all()) == (5, 6)
+    assert values._send_releases(packed_ids([5, 6]))
+    assert ids_in(values.release_queue.take_all()) == (5, 6)
 
 
 def test_what_was_put_back_goes_when_there_is_a_connection_again(client: Client) -> None:
@@ -38,12 +39,12 @@ def test_what_was_put_back_goes_when_there_is_a_connection_again(client: Client)
     values = client.caller.session.values()
     values.release_queue.start()
     client.close()
-    assert values._send_releases(pack_ids([5, 6]))
+    assert values._send_releases(packed_ids([5, 6]))
     client.caller.session.connection()
     wait_until(lambda: not values.release_queue.pending)
     answers = iter([True, False, False])
     values._must_defer = lambda: next(answers)  # type: ignore[method-assign]
-    assert values._send_releases(pack_ids([7]))
+    assert values._send_releases(packed_ids([7]))
     wait_until(lambda: not values.release_queue.pending)
 
 
@@ -62,7 +63,7 @@ def test_a_release_does_not_overtake_a_call_that_was_lost_with_its_connection(
         return found
 
     monkeypatch.setattr(values.calls, "has_unsent_calls", lost_meanwhile)
-    assert values._send_releases(pack_ids([array.id]))
+    assert values._send_releases(packed_ids([array.id]))
     monkeypatch.undo()
     assert np.asarray(array).tolist() == [1, 1, 1]
 

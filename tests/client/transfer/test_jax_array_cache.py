@@ -9,7 +9,8 @@ import pytest
 from jaxd.transfer.dedup import MIN_CACHED_BYTES, JaxArrayCache
 from jaxd.transfer.release_queue import ReleaseQueue
 from jaxd.transfer.server_copies import ServerCopies
-from jaxd_protocol.messages.data_locations import CACHED_AS_VALUE, VALUE, DataLocation, unpack_ids
+from jaxd_protocol.messages.data_locations import CACHED_AS_VALUE, VALUE, DataLocation
+from tests.spans import ids_in
 
 LARGE = MIN_CACHED_BYTES // 4
 
@@ -105,7 +106,7 @@ def test_a_collected_array_is_forgotten(times: int) -> None:
     del array
     gc.collect()
     assert len(bench.seen._refs) == 0
-    assert list(unpack_ids(bench.drops.take_all())) == ids
+    assert list(ids_in(bench.drops.take_all())) == ids
 
 
 class Reused:

@@ -7,8 +7,8 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from jaxd.transfer.release_queue import ReleaseQueue
-from jaxd_protocol.messages.data_locations import pack_ids, unpack_ids
 from tests.end_to_end.gates import wait_until
+from tests.spans import ids_in, packed_ids
 
 if TYPE_CHECKING:
     import pytest
@@ -22,7 +22,7 @@ class SentReleases:
         self.useful = useful
 
     def __call__(self, ids: bytes) -> bool:
-        self.messages.append(unpack_ids(ids))
+        self.messages.append(ids_in(ids))
         return self.useful
 
 
@@ -30,9 +30,9 @@ def test_a_call_takes_along_what_is_gone() -> None:
     """Each once, in order."""
     drops = ReleaseQueue(SentReleases())
     assert drops.take_all() == b""
-    drops.add(3)
-    drops.add(1)
-    assert unpack_ids(drops.take_all()) == (3, 1)
+    drops.add(range(3, 4))
+    drops.add(range(1, 2))
+    assert ids_in(drops.take_all()) == (3, 1)
     assert drops.take_all() == b""
 
 
@@ -42,19 +42,19 @@ def test_what_no_call_takes_along_is_told_in_few_messages() -> None:
     drops = ReleaseQueue(told)
     drops.start()
     for i in range(300):
-        drops.add(i)
+        drops.add(range(i, i + 1))
     wait_until(lambda: sum(map(len, told.messages)) == 300)
     assert len(told.messages) <= 3
-    drops.add(300)
+    drops.add(range(300, 301))
     wait_until(lambda: told.messages[-1] == (300,))
 
 
 def test_what_could_not_be_told_goes_with_the_next_call() -> None:
     """Nothing is lost with a connection."""
     drops = ReleaseQueue(SentReleases())
-    drops.add(2)
-    drops.requeue(pack_ids([1]))
-    assert unpack_ids(drops.take_all()) == (2, 1)
+    drops.add(range(2, 3))
+    drops.requeue(packed_ids([1]))
+    assert ids_in(drops.take_all()) == (2, 1)
 
 
 def test_what_could_not_be_told_is_told_without_a_call() -> None:
@@ -62,9 +62,9 @@ def test_what_could_not_be_told_is_told_without_a_call() -> None:
     told = SentReleases()
     drops = ReleaseQueue(told)
     drops.start()
-    drops.requeue(pack_ids([1]))
+    drops.requeue(packed_ids([1]))
     wait_until(lambda: told.messages == [(1,)])
-    drops.add(2)
+    drops.add(range(2, 3))
 
     def keep(ids: bytes) -> bool:
         drops.requeue(ids)
@@ -73,7 +73,7 @@ def test_what_could_not_be_told_is_told_without_a_call() -> None:
     drops._send = keep  # as without a connection
     wait_until(lambda: bool(drops.pending) and not drops._is_woken)
     drops._send = told
-    drops.add(3)
+    drops.add(range(3, 4))
     wait_until(lambda: sorted(sum(told.messages, ())) == [1, 2, 3])
 
 
@@ -82,7 +82,7 @@ def test_the_thread_ends_when_nobody_is_there() -> None:
     told = SentReleases(useful=False)
     drops = ReleaseQueue(told)
     drops.start()
-    drops.add(1)
+    drops.add(range(1, 2))
     assert drops._thread is not None
     drops._thread.join(10)
     assert not drops._thread.is_alive()
@@ -104,10 +104,10 @@ def test_the_thread_ends_with_the_connection_and_another_goes_on() -> None:
     assert not first.is_alive()
     drops.start()  # of a call that was still under way
     assert drops._thread is None
-    drops.add(1)
+    drops.add(range(1, 2))
     drops.resend()
     wait_until(lambda: told.messages == [(1,)])
-    drops.add(2)
+    drops.add(range(2, 3))
     wait_until(lambda: told.messages == [(1,), (2,)])
 
 
@@ -125,9 +125,9 @@ def test_where_there_are_no_more_threads_calls_take_the_news_along(
         patches.setattr(threading.Thread, "start", refuse)
         drops.start()
         drops.resend()
-    drops.add(1)
-    assert unpack_ids(drops.take_all()) == (1,)
-    drops.add(2)
+    drops.add(range(1, 2))
+    assert ids_in(drops.take_all()) == (1,)
+    drops.add(range(2, 3))
     drops.start()
     wait_until(lambda: told.messages == [(2,)])
 
@@ -144,7 +144,7 @@ def test_what_was_put_back_is_told_when_somebody_says_so() -> None:
         return True
 
     drops._send = keep
-    drops.add(1)
+    drops.add(range(1, 2))
     wait_until(lambda: bool(drops.pending) and not drops._is_woken)
     drops._send = told
     drops.retry()
@@ -154,9 +154,9 @@ def test_what_was_put_back_is_told_when_somebody_says_so() -> None:
 def test_the_child_of_a_fork_tells_nothing() -> None:
     """The values are its parent's."""
     drops = ReleaseQueue(SentReleases())
-    drops.add(1)
+    drops.add(range(1, 2))
     drops.abandon()
-    drops.add(2)
+    drops.add(range(2, 3))
     assert drops.take_all() == b""
 
 
@@ -168,7 +168,7 @@ class SelfReleasing:
         self._drops, self._number = drops, number
 
     def __del__(self) -> None:
-        self._drops.add(self._number)
+        self._drops.add(range(self._number, self._number + 1))
 
 
 def test_a_garbage_collection_waits_for_nobody() -> None:
@@ -183,5 +183,5 @@ def test_a_garbage_collection_waits_for_nobody() -> None:
         gc.collect()
         drops.take_all()
         gc.collect()
-    drops.add(50)
+    drops.add(range(50, 51))
     wait_until(lambda: told.messages[-1:] == [(50,)])

@@ -4,7 +4,7 @@ import pytest
 
 from jaxd.transfer.release_queue import ReleaseQueue
 from jaxd.transfer.server_copies import ServerCopies, ServerCopy
-from jaxd_protocol.messages.data_locations import unpack_ids
+from tests.spans import ids_in
 
 
 class Bench:
@@ -26,7 +26,7 @@ class Bench:
         return copy
 
     def dropped(self) -> tuple[int, ...]:
-        return unpack_ids(self.drops.take_all())
+        return ids_in(self.drops.take_all())
 
 
 def test_a_copy_can_be_used_once_a_reply_has_said_that_it_is_there() -> None:

@@ -18,8 +18,9 @@ from jaxd_protocol.messages.data_locations import (
     pack_ids,
     pack_locations,
     unpack_ids,
-    unpack_leaf_numbers,
+    unpack_leaf_spans,
     unpack_locations,
+    unpack_spans,
 )
 from jaxd_protocol.pytree import parse_skeleton
 from tests.fuzz.examples import RESULT
@@ -66,7 +67,8 @@ def _rows(data: bytes) -> None:
     for parse in (
         lambda: unpack_locations(rest, head[0] if head else 0),
         lambda: unpack_ids(rest),
-        lambda: unpack_leaf_numbers(rest),
+        lambda: unpack_leaf_spans(rest),
+        lambda: unpack_spans(rest),
     ):
         with suppress(JaxdError):
             parse()

@@ -11,10 +11,10 @@ from jaxd_protocol.messages.data_locations import (
     KEEP_ALL,
     KEEP_NONE,
     ResultPolicy,
-    unpack_leaf_numbers,
 )
 from jaxd_protocol.pytree import Layout, Leaf
 from jaxd_server.codec.results import retained_leaves
+from tests.spans import leaves_in
 
 LOSS = Leaf("A", "float32")
 COUNT = Leaf("A", "int32")
@@ -28,9 +28,9 @@ def numbers(
 ) -> tuple[list[int], list[int]]:
     """What stays, and what does not come home."""
     found = retained_leaves(Layout(leaves, tuple), ResultPolicy(1, above, home), taken)
-    away = list(unpack_leaf_numbers(found.packed_away))
+    away = list(leaves_in(found.packed_away))
     assert sorted((*found.home, *found.away)) == list(range(len(leaves)))
-    kept = [number for number, _ in found.kept]
+    kept = [number for number, stays in enumerate(found.present) if stays]
     assert found.nbytes == sum(leaves[number].nbytes for number in kept)
     gone = [i for i, place in enumerate(found.placement.places) if place.buffer == place.offset]
     assert gone == away

@@ -12,7 +12,7 @@ import pytest
 from jaxd_protocol.base import shared_memory
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.messages.calls import FAILED, OK
-from jaxd_protocol.messages.data_locations import BLOCK_PROBE_BYTES, ResultPolicy, pack_ids
+from jaxd_protocol.messages.data_locations import BLOCK_PROBE_BYTES, ResultPolicy
 from jaxd_protocol.pytree import Leaf
 from jaxd_protocol.wire.stream import Descriptors
 from jaxd_server.execution.call import Finish, Reply
@@ -20,6 +20,7 @@ from jaxd_server.rpc.sessions import Session, SessionState
 from jaxd_server.values.store import ValueStore
 from jaxd_server.values.value import Value
 from tests.server.staging import until
+from tests.spans import packed_ids
 
 SIZE = 1 << 18
 
@@ -84,7 +85,7 @@ def test_calls_run_in_the_order_in_which_they_came(scenario: Scenario) -> None:
 def test_what_comes_behind_a_call_stays_behind_it(scenario: Scenario, here: bool) -> None:
     """Whoever read it is held up, and another thread reads on."""
     go_on = scenario.enter(0, here=here)
-    scenario.own.drop(pack_ids([0]))
+    scenario.own.drop(packed_ids([0]))
     scenario.enter(1, here=here)()
     go_on()
     until(lambda: len(scenario.sent) == 2)
@@ -96,7 +97,7 @@ def test_what_is_dropped_goes(scenario: Scenario) -> None:
     value = Value(None, Leaf("A", "float32", (2,)), 8, "f")
     scenario.values.add(scenario.session.values, {1: value, 2: value})
     scenario.own.drop(b"")
-    scenario.own.drop(pack_ids([1, 9]))
+    scenario.own.drop(packed_ids([1, 9]))
     assert list(scenario.session.values.values) == [2]
 
 

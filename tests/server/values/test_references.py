@@ -24,7 +24,7 @@ from jaxd_protocol.pytree import Layout, Leaf
 from jaxd_protocol.pytree.leaves import spec_bytes
 from jaxd_server.jax_compat.arrays import key_data
 from jaxd_server.rpc.services.values import spec_of
-from jaxd_server.values.references import ReferencedData, copy_of
+from jaxd_server.values.references import Given, ReferencedData, copy_of
 from jaxd_server.values.store import ContentStore, ValueStore
 from jaxd_server.values.value import SessionValues, Value
 from tests.server.value_desks import Blocks
@@ -191,7 +191,7 @@ def test_a_row_may_speak_of_several_values() -> None:
     assert [leaf.tolist() for leaf in leaves] == [[10, 11, 12], [10, 11, 12], [11, 12, 13]]
     assert leaves[0] is bench.array
     assert leaves[1] is not bench.array
-    assert filled[1] == {2: 9}
+    assert filled[1] == [Given(range(2, 3), range(9, 10))]
     with pytest.raises(ValueDeleted):
         bench.referenced_data.fill([DataLocation(0, VALUE, 8, 2)], layout, leaves, ())
 
@@ -209,7 +209,8 @@ def test_what_is_donated_cannot_be_in_two_handle_ranges() -> None:
         with pytest.raises(ArgumentError, match="given to a call twice"):
             bench.referenced_data.fill(rows, layout, [None] * 4, {0, 1, 2, 3})
     apart = [DataLocation(0, VALUE, 9, 1), DataLocation(2, VALUE, 7, 1)]
-    assert bench.referenced_data.fill(apart, layout, [None] * 4, {0, 3})[1] == {0: 9, 3: 8}
+    given = bench.referenced_data.fill(apart, layout, [None] * 4, {0, 3})[1]
+    assert given == [Given(range(1), range(9, 10)), Given(range(3, 4), range(8, 9))]
 
 
 def test_what_has_no_room_is_not_kept() -> None:

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -10,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxd_protocol.errors import ValueDeleted, ValuesFull
+from jaxd_protocol.messages.data_locations import first_value_id, value_ids_of
 from jaxd_protocol.pytree import Leaf
 from jaxd_server.values.store import ContentStore, ValueStore
-from jaxd_server.values.value import SessionValues, Value
+from jaxd_server.values.value import Batch, SessionValues, Value
 from tests.server.staging import at_once
+from tests.spans import each
 
 MIB = 1 << 20
 
@@ -37,6 +40,72 @@ def value(nbytes: int = 8, maker: str = "step") -> Value:
     return Value(Array(), Leaf("A", "uint8", (nbytes,)), nbytes, maker)
 
 
+LEAF = Leaf("A", "uint8", (1,))
+
+
+def batch(first: int, mask: Sequence[bool]) -> Batch:
+    """What a call returned, of which some stays: the first of one byte, the next of two."""
+    arrays = [Array() if stays else None for stays in mask]
+    sizes = [(place + 1) * stays for place, stays in enumerate(mask)]
+    leaves = [Leaf("A", "uint8", (place + 1,)) for place in range(len(mask))]
+    return Batch(first, arrays, leaves, bytes(mask), (0, *accumulate(sizes)), "step")
+
+
+def test_what_a_call_returned_is_one_until_somebody_asks() -> None:
+    """Then that array is one by itself; the others stay together."""
+    values, own = ValueStore(), SessionValues("uid:1")
+    first = first_value_id(7)
+    made = batch(first, [True] * 4)
+    arrays = list(made.arrays)
+    values.add_batch(own, made)
+    assert (len(values), values.nbytes, own.nbytes) == (4, 10, 10)
+    assert [row["values"] for row in values.holders("uid:1")] == [4]
+    single = own.get(first + 2)
+    assert (single.array, single.nbytes, single.holders, single.maker) == (arrays[2], 3, 1, "step")
+    assert own.get(first + 2) is single
+    assert (made.count, made.nbytes, made.arrays[2]) == (3, 7, None)
+    assert (len(values), values.nbytes, own.nbytes) == (4, 10, 10)
+    assert [row["values"] for row in values.holders("uid:1")] == [4]
+    lent = own.lend(range(first, first + 4))
+    assert [one for each in lent for one in each.arrays] == arrays
+    values.drop(own, [range(first + 1, first + 4)])
+    assert (len(values), values.nbytes, own.nbytes) == (1, 1, 1)
+    values.drop(own, [range(first, first + 9)])
+    assert (own.batches, own.values, values.nbytes) == ({}, {}, 0)
+
+
+def test_what_a_call_returned_once_more_is_put_in() -> None:
+    """But what was dropped meanwhile."""
+    values, own = ValueStore(), SessionValues("uid:1")
+    made = batch(first_value_id(7), [True] * 4)
+    values.add_batch(own, made)
+    single = own.get(made.first + 1)
+    values.drop(own, [range(made.first + 3, made.first + 4)])
+    again = [Array() for _ in range(4)]
+    own.refill(made, again)
+    assert made.arrays == [again[0], None, again[2], None]
+    assert single.array is again[1]
+    assert (len(values), values.nbytes) == (3, 6)
+
+
+def test_a_call_that_goes_on_is_found_by_what_it_makes() -> None:
+    """By all of it, and by what was asked for by itself; a run that is over is not."""
+
+    class Run:
+        """Stands for one."""
+
+    values, own, run = ValueStore(), SessionValues("uid:1"), Run()
+    made = batch(first_value_id(7), [True] * 4)
+    made.run = weakref.ref(run)
+    values.add_batch(own, made)
+    own.get(made.first)
+    for ids in (range(made.first, made.first + 1), range(made.first + 1, made.first + 3)):
+        assert own.makers([ids]) == {run}
+    assert own.makers([range(1, 3)]) == set()
+    del run
+    assert own.makers([range(made.first, made.first + 4)]) == set()
+
+
 def test_what_was_added_is_found_and_what_was_dropped_is_not() -> None:
     """By its number; dropping what is not there is nothing."""
     values, own = ValueStore(), SessionValues("uid:1")
@@ -44,8 +113,8 @@ def test_what_was_added_is_found_and_what_was_dropped_is_not() -> None:
     values.add(own, {1: one, 2: two})
     assert (own.get(1), own.get(2)) == (one, two)
     assert (len(values), values.nbytes, own.nbytes) == (2, 24, 24)
-    values.drop(own, [1, 7])
-    values.drop(own, [1])
+    values.drop(own, each(1, 7))
+    values.drop(own, each(1))
     assert own.nbytes == 16
     with pytest.raises(ValueDeleted, match="not there any more"):
         own.get(1)
@@ -62,7 +131,7 @@ def test_copies_of_what_a_client_has_are_not_missed() -> None:
     assert not values.has_only_copies()
     values.add(own, {2: value(8)})
     assert values.has_only_copies()
-    values.drop(own, [2])
+    values.drop(own, each(2))
     values.name("uid:1", "n", b"", [copy], None)
     assert values.has_only_copies()
 
@@ -82,7 +151,7 @@ def test_what_is_let_go_of_is_freed() -> None:
     values, own = ValueStore(), SessionValues("uid:1")
     values.add(own, {1: value(), 2: value()})
     arrays = [weakref.ref(own.get(number).array) for number in (1, 2)]
-    values.drop(own, [1])
+    values.drop(own, each(1))
     values.end(own)
     gc.collect()
     assert [array() for array in arrays] == [None, None]
@@ -183,7 +252,7 @@ def enter(
     values: ValueStore, owner: SessionValues, nbytes: int, given_up: tuple[int, ...] = ()
 ) -> None:
     """Asks for room, and does nothing with it."""
-    with values.room(owner, nbytes, given_up):
+    with values.room(owner, nbytes, each(*given_up)):
         pass
 
 
@@ -191,11 +260,11 @@ def test_room_is_promised_to_one_at_a_time() -> None:
     """Whoever asks in between finds it taken; afterwards it is there, also when nothing came."""
     values, own, other = ValueStore(limit=10 * MIB), SessionValues("a"), SessionValues("b")
     values.add(own, {1: value(4 * MIB)})
-    with values.room(own, 8 * MIB, [1]):  # four that go, and four of those that are free
+    with values.room(own, 8 * MIB, each(1)):  # four that go, and four of those that are free
         enter(values, other, 2 * MIB)
         with pytest.raises(ValuesFull, match=r"and 4.0 MiB are being filled"):
             enter(values, other, 2 * MIB + 1)
-        values.drop(own, [1])
+        values.drop(own, each(1))
         values.add(own, {2: value(8 * MIB)})
     enter(values, other, 2 * MIB)
     with pytest.raises(ValuesFull):
@@ -261,6 +330,7 @@ def test_without_a_limit_there_is_always_room() -> None:
 
 # the count never drifts -----------------------------------------------------------------------
 
+MASKS = st.lists(st.booleans(), min_size=1, max_size=5)
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("add"), st.integers(0, 2), st.integers(0, 5), st.integers(0, 99)),
@@ -270,6 +340,16 @@ STEPS = st.lists(
         st.tuples(st.just("named"), st.integers(0, 2), st.integers(0, 1), st.integers(0, 5)),
         st.tuples(st.just("unname"), st.integers(0, 2), st.integers(0, 1)),
         st.tuples(st.just("wait")),
+        st.tuples(st.just("batch"), st.integers(0, 2), st.integers(1, 2), MASKS),
+        st.tuples(st.just("ask"), st.integers(0, 2), st.integers(1, 2), st.integers(0, 5)),
+        st.tuples(st.just("lend"), st.integers(0, 2), st.integers(1, 2)),
+        st.tuples(
+            st.just("cut"),
+            st.integers(0, 2),
+            st.integers(1, 2),
+            st.integers(0, 4),
+            st.integers(1, 9),
+        ),
     ),
     max_size=60,
 )
@@ -292,14 +372,65 @@ class Model:
             self.held[who][number] = one
 
     def drop(self, who: int, number: int) -> None:
-        self.values.drop(self.sessions[who], [number])
+        self.values.drop(self.sessions[who], each(number))
         self.held[who].pop(number, None)
+
+    def batch(self, who: int, number: int, mask: list[bool]) -> None:
+        """A call has returned some: the first of one byte, the next of two."""
+        first, own = first_value_id(number), self.sessions[who]
+        made = batch(first, mask)
+        self.values.add_batch(own, made)
+        if own.ended or not any(mask):
+            return
+        known = {id_ for id_ in self.held[who] if id_ in value_ids_of(number)}
+        for id_ in known:
+            del self.held[who][id_]
+        for place, stays in enumerate(mask):
+            if stays:
+                self.held[who][first + place] = Value(made.arrays[place], LEAF, place + 1, "step")
+
+    def ask(self, who: int, number: int, place: int) -> None:
+        """Somebody asks for one, which is one by itself from then on."""
+        id_ = first_value_id(number) + place
+        if id_ in self.held[who]:
+            found = self.sessions[who].get(id_)
+            assert (found.array, found.nbytes) == (
+                self.held[who][id_].array,
+                self.held[who][id_].nbytes,
+            )
+            self.held[who][id_] = found
+        else:
+            with pytest.raises(ValueDeleted):
+                self.sessions[who].get(id_)
+
+    def lend(self, who: int, number: int) -> None:
+        """A call takes all that follow one another from the first on, in their order."""
+        first, held = first_value_id(number), self.held[who]
+        count = next(i for i in range(9) if first + i not in held)
+        lent = self.sessions[who].lend(range(first, first + count))
+        assert [one for each in lent for one in each.arrays] == [
+            held[first + i].array for i in range(count)
+        ]
+        assert [each.id for each in lent] == sorted(each.id for each in lent)
+        with pytest.raises(ValueDeleted):
+            self.sessions[who].lend(range(first, first + count + 1))
+
+    def cut(self, who: int, number: int, start: int, count: int) -> None:
+        """A range goes, of which some may not be there."""
+        ids = range(first_value_id(number) + start, first_value_id(number) + start + count)
+        held = self.held[who]
+        one_holder = sum(held[id_].nbytes for id_ in ids if id_ in held and held[id_].holders <= 1)
+        assert self.sessions[who].freed([ids]) == one_holder
+        self.values.drop(self.sessions[who], [ids])
+        for id_ in ids:
+            held.pop(id_, None)
 
     def end(self, who: int) -> None:
         self.values.end(self.sessions[who])
         self.held[who].clear()
 
     def name(self, who: int, name: int, passes: bool) -> None:
+        self.held[who] = {id_: self.sessions[who].get(id_) for id_ in self.held[who]}
         found = [*self.held[who].values()]
         principal = self.sessions[who].principal
         self.values.name(principal, str(name), b"", found, 10.0 if passes else None)
@@ -358,7 +489,7 @@ def test_many_threads_count_right() -> None:
             own = SessionValues("uid:1")
             values.add(own, {number: value(number) for number in range(5)} | {9: shared})
             values.name("uid:1", f"n{index}", b"", [own.get(1), shared], None)
-            values.drop(own, [turn % 5])
+            values.drop(own, each(turn % 5))
             values.holders("uid:1")
             values.end(own)
             values.unname("uid:1", f"n{index}")

@@ -22,12 +22,15 @@ from jaxd_protocol.messages.data_locations import (
     first_value_id,
     leaves_located_in,
     pack_ids,
-    pack_leaf_numbers,
+    pack_leaf_spans,
     pack_locations,
+    pack_spans,
     unpack_ids,
-    unpack_leaf_numbers,
+    unpack_leaf_spans,
     unpack_locations,
+    unpack_spans,
 )
+from tests.spans import ids_in, leaves_in, packed_ids, packed_leaves
 
 U64 = st.integers(0, (1 << 64) - 1)
 
@@ -47,7 +50,7 @@ def test_a_row_may_speak_of_several_values() -> None:
     rows = [DataLocation(0, VALUE, 70, 2), DataLocation(3, BLOCK, 5, 12), DataLocation(4, VALUE, 9)]
     assert unpack_locations(pack_locations(rows), 5) == rows
     assert [list(row.leaves) for row in rows] == [[0, 1, 2], [3], [4]]
-    assert leaves_located_in(rows, {VALUE}) == (0, 1, 2, 4)
+    assert leaves_located_in(rows, {VALUE}) == (range(3), range(4, 5))
 
 
 def test_a_content_id_stands_for_data_and_what_it_is() -> None:
@@ -111,7 +114,9 @@ def test_an_id_says_which_call_has_made_it() -> None:
 def test_ids_and_numbers_arrive_as_they_were(ids: list[int], numbers: list[int]) -> None:
     """As many as there are, or none."""
     assert unpack_ids(pack_ids(ids)) == tuple(ids)
-    assert unpack_leaf_numbers(pack_leaf_numbers(numbers)) == tuple(numbers)
+    assert leaves_in(packed_leaves(sorted(set(numbers)))) == tuple(sorted(set(numbers)))
+    kept = sorted({id_ >> 1 for id_ in ids})  # the last id has no successor on the wire
+    assert ids_in(packed_ids(kept)) == tuple(kept)
 
 
 def test_ids_and_numbers_that_are_cut_off_are_refused() -> None:
@@ -119,7 +124,23 @@ def test_ids_and_numbers_that_are_cut_off_are_refused() -> None:
     with pytest.raises(ProtocolError, match="ids"):
         unpack_ids(struct.pack("!Q", 7)[1:])
     with pytest.raises(ProtocolError, match="numbers"):
-        unpack_leaf_numbers(struct.pack("!I", 7)[1:])
+        unpack_leaf_spans(struct.pack("!II", 7, 1)[1:])
+    with pytest.raises(ProtocolError, match="ids"):
+        unpack_spans(struct.pack("!QI", 7, 1)[1:])
+
+
+@pytest.mark.parametrize("spans", [[range(0)], [range(3), range(2, 4)], [range(5, 6), range(2)]])
+def test_ranges_of_leaves_that_cannot_be_are_refused(spans: list[range]) -> None:
+    """Empty ones, those that overlap, and those that are not in order."""
+    with pytest.raises(ProtocolError, match="numbers"):
+        unpack_leaf_spans(pack_leaf_spans(spans))
+
+
+@pytest.mark.parametrize("ids", [range(0), range((1 << 20) - 1, (1 << 20) + 1)])
+def test_a_range_of_ids_is_of_one_call(ids: range) -> None:
+    """Else a few bytes would have the server look for more values than there can be."""
+    with pytest.raises(ProtocolError, match="ids"):
+        unpack_spans(pack_spans([ids]))
 
 
 def test_what_compressed_data_becomes_is_known_without_its_call() -> None:

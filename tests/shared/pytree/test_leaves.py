@@ -10,6 +10,7 @@ import pytest
 from jaxd_protocol.errors import ArgumentError, ProtocolError
 from jaxd_protocol.pytree import INLINE_BYTES, Leaf, LeafOffset, read_scalar
 from jaxd_protocol.pytree.leaves import (
+    NO_OFFSET,
     SCALAR_FORMATS,
     array_spec,
     dtype_of,
@@ -25,9 +26,9 @@ def test_small_items_lie_in_rows_and_large_ones_beside() -> None:
     """The place of each follows from the leaves alone."""
     small, large = Leaf("A", "float32", (3,)), Leaf("A", "float32", (5000,))
     at_the_limit = Leaf("A", "uint8", (INLINE_BYTES,))
-    _, found, blob_bytes, buffers = lay_out_leaves(
-        [Leaf("F"), small, large, Leaf("B"), Leaf("P", buffers=2), at_the_limit, large]
-    )
+    leaves = [Leaf("F"), small, large, Leaf("B"), Leaf("P", buffers=2), at_the_limit, large]
+    whole = lay_out_leaves(leaves)
+    _, found, blob_bytes, buffers, here, sizes = whole
     assert list(found) == [
         LeafOffset(offset=0, size=8),
         LeafOffset(offset=16, size=12),
@@ -38,7 +39,11 @@ def test_small_items_lie_in_rows_and_large_ones_beside() -> None:
         LeafOffset(buffer=4),
     ]
     assert (blob_bytes, buffers) == (48 + INLINE_BYTES, 5)
-    assert lay_out_leaves([]) == ((), (), 0, 0)
+    assert (here, sizes) == (tuple(range(7)), ((0, 20_000), (4, 20_000)))
+    assert lay_out_leaves([]) == ((), (), 0, 0, (), ())
+    part = lay_out_leaves(leaves, {0, 2, 3})
+    assert (part.here, part.sizes) == ((1, 4, 5, 6), ((3, 20_000),))
+    assert part.places[0] is part.places[2] is NO_OFFSET
 
 
 @pytest.mark.parametrize("value", [-0.0, 1.5, -(1 << 63), (1 << 63) - 1, True, False, 2 - 3j])

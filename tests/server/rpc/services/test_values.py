@@ -232,7 +232,7 @@ def test_a_large_part_becomes_a_value() -> None:
     (number,) = rig.put(np.arange(1000, dtype=np.float32))
     part = rig.part(number, slice(500, None), above=100)
     assert rig.values.nbytes == 4000 + 2000
-    rig.values.drop(rig.own, [number])
+    rig.values.drop(rig.own, [range(number, number + 1)])
     assert rig.fetch(part)[0].tolist() == list(range(500, 1000))
 
 
