@@ -10,18 +10,14 @@ from typing import NoReturn, Protocol
 
 from jaxd.cli.commands import (
     demo,
-    devices,
     doctor,
     functions,
+    lifecycle,
+    memory,
     relay,
-    restart,
     run,
-    start,
     status,
-    stop,
     token,
-    values,
-    verify,
     warm,
     why,
 )
@@ -29,9 +25,6 @@ from jaxd.connection.discovery import require_server_extra
 from jaxd_protocol import __version__
 from jaxd_protocol.base.terminal import Parser
 from jaxd_protocol.errors import JaxdError, NoServer
-
-_OF_SERVERS = (start, stop, restart, status, doctor, token)
-_OF_FUNCTIONS = (why, functions, values, devices, warm, verify, relay, demo)
 
 
 class Command(Protocol):
@@ -50,7 +43,20 @@ class Command(Protocol):
 _COMMANDS: dict[str, Command] = {
     "run": run,
     "env": run.Env(),
-    **{each.__name__.rpartition(".")[2]: each for each in _OF_SERVERS + _OF_FUNCTIONS},
+    "start": lifecycle.Start(),
+    "stop": lifecycle.Stop(),
+    "restart": lifecycle.Restart(),
+    "status": status,
+    "doctor": doctor,
+    "token": token,
+    "why": why,
+    "functions": functions,
+    "values": memory.Values(),
+    "devices": memory.Devices(),
+    "warm": warm,
+    "verify": run.Verify(),
+    "relay": relay,
+    "demo": demo,
 }
 
 _FORWARDED_COMMANDS = {

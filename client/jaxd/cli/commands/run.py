@@ -1,4 +1,7 @@
-"""`jaxd run` and `jaxd env`: programs whose `jax.jit` is served, without a changed line in them."""
+"""`jaxd run` and `jaxd env`: programs whose `jax.jit` is served, without a changed line in them.
+
+And `jaxd verify`, which compares what answers such and other programs.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,11 @@ from typing import Final, NoReturn
 
 from jaxd.api.client import connect
 from jaxd.api.launch.process import ENABLED, Says, paths_without_hook, variables
-from jaxd.cli.query import add_server_option
+from jaxd.api.launch.summary import VerificationReport, described
+from jaxd.cli.child_program import run_program
+from jaxd.cli.query import add_query_options, add_server_option, print_json
 from jaxd.connection.settings import Settings
+from jaxd_protocol.errors import ConfigurationError, NoServer
 
 SUMMARY = "run a Python program, with what it jits served"
 EXAMPLE = "jaxd run train.py --steps 100"
@@ -26,6 +32,9 @@ more:
 """
 
 _WITH_VALUE: Final = ("-X", "-W", "--check-hash-based-pycs")
+MISMATCH: Final = 3
+"""The exit code of `jaxd verify` where a program was another one than it should be."""
+
 _OUT_OF_REACH: Final = frozenset("IES")
 """Options with which Python looks neither at PYTHONPATH nor for a `sitecustomize`."""
 
@@ -113,7 +122,6 @@ def _wrong_program(words: Sequence[str]) -> str:
 class Env:
     """`jaxd env`: the same for programs that others start."""
 
-    __name__ = "env"
     SUMMARY = "print shell variables with which every `python` is as under `jaxd run`"
     EXAMPLE = 'eval "$(jaxd env)"; make experiments; eval "$(jaxd env --off)"'
 
@@ -139,3 +147,51 @@ class Env:
         for name, value in variables(os.environ, arguments.server).items():
             print(f"export {name}={shlex.quote(value)}")
         return 0
+
+
+class Verify:
+    """`jaxd verify`: compares each program that answers one with its own jax's."""
+
+    SUMMARY = "run a program, and compare each program that answers it with what its own jax makes"
+    EXAMPLE = "jaxd verify -- python train.py"
+
+    @staticmethod
+    def configure(parser: argparse.ArgumentParser) -> None:
+        """Adds the options of the command."""
+        parser.usage = "jaxd verify [--server ADDRESS] [--json] -- COMMAND ..."
+        parser.description = (
+            "Runs COMMAND, such as `python train.py` or `python -m train`, with JAXD_VERIFY=1: its "
+            "functions are traced once more in its own processes, which need jax in the server's "
+            "version, and a program that differs raises StaleProgramError there. Ends with the "
+            f"exit code of COMMAND, or {MISMATCH} when programs differed. See docs/verify.md."
+        )
+        add_query_options(parser)
+
+    @staticmethod
+    def run(arguments: argparse.Namespace) -> int:
+        """Runs the program, then prints what was compared.
+
+        Returns:
+            The exit code of the program; 3 when there were mismatches.
+
+        Raises:
+            ConfigurationError: when there is no program, or it cannot be started.
+            NoServer: when `JAXD_INLINE=1` rules a server out.
+        """
+        if not arguments.program:
+            raise ConfigurationError(
+                f"there is no program to run. Write it behind --: {Verify.EXAMPLE}"
+            )
+        if Settings.resolve(server=arguments.server).inline:
+            raise NoServer(
+                "JAXD_INLINE=1 means that no server is used, so there is nothing to be compared. "
+                "Unset JAXD_INLINE."
+            )
+        report = VerificationReport()
+        code = run_program(arguments.program, arguments.server, Verify.EXAMPLE, **report.variables)
+        summary = report.summary()
+        if arguments.json:
+            print_json(summary)
+        else:
+            print(f"jaxd: {described(summary)}", file=sys.stderr, flush=True)
+        return MISMATCH if summary["mismatches"] else code

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jaxd.cli.__main__ import main
-from jaxd.cli.commands import start
+from jaxd.cli.commands import lifecycle
 from jaxd.connection import discovery
 from jaxd.connection.control_client import stop_and_wait
 from jaxd.connection.local_server import start_background
@@ -21,7 +21,7 @@ from tests.server.host_process import FAKE_HOST
 def files(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalServerFiles]:
     """The files of the local server, which has a fake worker and is ended with the test."""
     fake = functools.partial(start_background, server_command=(sys.executable, "-P", FAKE_HOST))
-    monkeypatch.setattr(start, "start_background", fake)
+    monkeypatch.setattr(lifecycle, "start_background", fake)
     monkeypatch.setattr(discovery, "has_server_extra", lambda: True)
     files = LocalServerFiles.of_this_environment()
     yield files

@@ -1,0 +1,109 @@
+"""`jaxd values` and `jaxd devices`: who holds memory on a server, and on which devices."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from jaxd.cli.query import add_query_options, ask_server, print_report
+from jaxd.cli.terminal import ago, duration, truncate
+from jaxd_protocol.base.terminal import size, table
+
+_MAX_WIDTH: Final = 40
+
+Row = Mapping[str, Any]
+
+
+class Values:
+    """`jaxd values`: lists the arrays that stay on a server, and the memory they take."""
+
+    SUMMARY = "list the arrays that stay on the server, and who holds them"
+    EXAMPLE = "jaxd values --json"
+
+    @staticmethod
+    def configure(parser: argparse.ArgumentParser) -> None:
+        """Adds the options of the command."""
+        add_query_options(parser)
+
+    @staticmethod
+    def run(arguments: argparse.Namespace) -> int:
+        """Prints the list; starts no server.
+
+        Raises:
+            NoServer: when none runs.
+            JaxdError: when a server runs but does not answer.
+        """
+        report = ask_server(arguments.server, "values")
+        return print_report(
+            arguments, report, lambda: _table_text(report["holders"], report["totals"])
+        )
+
+
+def _table_text(rows: Sequence[Row], totals: Row) -> str:
+    if not rows:
+        return "no arrays stay on the server"
+    count = "1 array" if totals["values"] == 1 else f"{totals['values']:,} arrays"
+    limit = f" of {size(totals['limit_bytes'])}" if totals["limit_bytes"] else ""
+    head = ("what", "arrays", "size", "oldest", "ends in")
+    return f"{table([head, *map(_holder_cells, rows)])}\n{count}, {size(totals['bytes'])}{limit}"
+
+
+def _holder_cells(row: Row) -> tuple[str, ...]:
+    return (
+        truncate(row["what"], _MAX_WIDTH),
+        "" if row["values"] is None else f"{row['values']:,}",
+        size(row["bytes"]),
+        "" if row["age_s"] is None else ago(row["age_s"]),
+        _expiry_text(row),
+    )
+
+
+def _expiry_text(row: Row) -> str:
+    """When it goes: a name with its time, the rest with the process that holds it."""
+    if row["ttl_s"] is not None:
+        return duration(max(0.0, float(row["ttl_s"])))
+    return "never" if row["name"] is not None else ""
+
+
+class Devices:
+    """`jaxd devices`: what a server computes on."""
+
+    SUMMARY = "list the devices of the server, their memory, and how many clients are on each"
+    EXAMPLE = "jaxd devices --json"
+
+    @staticmethod
+    def configure(parser: argparse.ArgumentParser) -> None:
+        """Adds the options of the command."""
+        add_query_options(parser)
+
+    @staticmethod
+    def run(arguments: argparse.Namespace) -> int:
+        """Prints the list; starts no server.
+
+        Raises:
+            NoServer: when none runs.
+            JaxdError: when a server runs but does not answer.
+        """
+        report = ask_server(arguments.server, "devices")
+        rows = list(map(_without_own_session, report["devices"]))
+        head = ("index", "kind", "memory in use", "of", "sessions")
+        return print_report(
+            arguments, {**report, "devices": rows}, lambda: table([head, *map(_device_cells, rows)])
+        )
+
+
+def _without_own_session(row: Row) -> Row:
+    """A device without the session of this command, which is a client as well."""
+    others = {name: value for name, value in row.items() if name != "is_yours"}
+    return {**others, "sessions": row["sessions"] - row["is_yours"]}
+
+
+def _device_cells(row: Row) -> tuple[str, ...]:
+    return (
+        str(row["index"]),
+        truncate(row["kind"], _MAX_WIDTH),
+        size(row["bytes_in_use"]),
+        size(row["bytes_limit"]),
+        str(row["sessions"]),
+    )
