@@ -12,7 +12,7 @@ import operator
 import sys
 import weakref
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from itertools import repeat
@@ -214,6 +214,23 @@ class ResultBatch:
         return next((taker for each, taker in self.donations if number in each), None)
 
 
+def give_up(arrays: Iterable[RemoteArray], taker: str) -> None:
+    """Marks those as donated whose copies here were, and has the server release them.
+
+    Args:
+        arrays: the arguments of a call that ran in this process.
+        taker: name of the function that was called.
+    """
+    taken: dict[ResultBatch, list[int]] = {}
+    for array in arrays:
+        if array.take_donated_copy():
+            taken.setdefault(array.origin, []).append(array.number)
+    for origin, numbers in taken.items():
+        for span in spans_of(sorted(numbers)):
+            origin.donate(span, taker)
+            origin.release(span)
+
+
 def _ignore(_: object) -> None:
     """Until it is known who is to be told."""
 
@@ -363,16 +380,12 @@ class RemoteArray(ArrayLike):
             self._here = self._data = None
             self.origin.release(range(self.number, self.number + 1))
 
-    def give_up_if_donated(self, taker: str) -> None:
-        """Marks it as donated where its copy here was, by a call that ran in this process.
-
-        Args:
-            taker: name of the function that was called.
-        """
-        if self._kind == "jax" and self._here is not None and self._here.is_deleted():
-            self.origin.unusable[self.number] = taker
-            self._here = self._data = None
-            self.origin.release_handle(self.number)
+    def take_donated_copy(self) -> bool:
+        """Whether its copy here was donated by a call that ran in this process; forgets that."""
+        if self._kind != "jax" or self._here is None or not self._here.is_deleted():
+            return False
+        self._here = self._data = None
+        return True
 
     def __getitem__(self, index: Any) -> Any:
         basic = None if self.is_here else basic_index(index, self.shape)

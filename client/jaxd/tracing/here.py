@@ -26,7 +26,7 @@ from jaxd.dispatch.local_runs import default_platform
 from jaxd.interop.jax_registry import array_class
 from jaxd.interop.jax_runtime import current_config, import_jax, loaded_jax
 from jaxd.interop.local_programs import UNKNOWN, FastCalls, LocalProgram
-from jaxd.interop.remote_array import RemoteArray
+from jaxd.interop.remote_array import RemoteArray, give_up
 from jaxd.request.array_specs import encode_specs
 from jaxd.request.function_snapshot import ELSEWHERE
 from jaxd.request.packing_cache import guard_content
@@ -327,9 +327,15 @@ def _is_text(about: Any) -> bool:
 
 def _give_up(given: Arguments, name: str) -> None:
     """Marks the arrays on the server whose copies here were donated to a call."""
-    for leaf in loaded_jax().tree.leaves(given):
-        if type(leaf) is not array_class() and isinstance(leaf, RemoteArray):
-            leaf.give_up_if_donated(name)
+    leaves = loaded_jax().tree.leaves(given)
+    give_up(
+        (
+            each
+            for each in leaves
+            if type(each) is not array_class() and isinstance(each, RemoteArray)
+        ),
+        name,
+    )
 
 
 # the caller --------------------------------------------------------------------------------------

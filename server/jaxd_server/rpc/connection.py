@@ -251,7 +251,13 @@ class ServerConnection(BulkConnection):
                 self._client, args, buffers, session.principal, session.counts
             )
         if verb == "program":
-            return offered_program(worker_context.pipeline, worker_context.options, session, args)
+            return offered_program(
+                worker_context.pipeline,
+                worker_context.options,
+                session.principal,
+                session.device,
+                args,
+            )
         return worker_context.operations.answer(verb, args, session.principal)
 
     def _run_inline(self, run: Callable[[], object]) -> None:

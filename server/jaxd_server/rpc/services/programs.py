@@ -19,25 +19,25 @@ from jaxd_server.execution.pipeline import Pipeline
 from jaxd_server.jax_compat.lowered import VERSIONS
 from jaxd_server.jax_compat.placement import index_of
 from jaxd_server.jax_compat.programs import NotSerializable
-from jaxd_server.rpc.sessions import Session
 
 
 def offered_program(
-    pipeline: Pipeline, options: ServerOptions, session: Session, args: tuple[Any, ...]
+    pipeline: Pipeline, options: ServerOptions, principal: str, device: int, args: tuple[Any, ...]
 ) -> Reply:
     """The answer to `program`: what answers such calls, as bytes, or why a client cannot have it.
 
     Args:
         pipeline: what answers calls.
         options: those of the server.
-        session: of the client.
+        principal: who asks.
+        device: on which the calls of the client run.
         args: key, skeleton, and how many bytes the program may have: the client asks again for
             one that has more.
     """
     key, skeleton, most = args
-    if options.allow_uids or session.principal != f"uid:{os.getuid()}":
+    if options.allow_uids or principal != f"uid:{os.getuid()}":
         return _refused("the server has other users than the one who runs it")
-    plan = pipeline.executables.plan(key, skeleton, session.device)
+    plan = pipeline.executables.plan(key, skeleton, device)
     executable = None if plan is None else plan.executable
     if executable is None:
         return _refused("an argument travels as a pickle, or the server has made room", again=True)
