@@ -19,9 +19,9 @@ from jaxd import connect, errors
 from jaxd.connection.control_client import send_request
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import control_path
-from tests.end_to_end.gates import Gate, advice, in_thread, stop_at
+from tests.end_to_end.gates import Gate, advice, in_thread
 from tests.live_server import ROOT, LiveServer
-from tests.server.staging import is_running, until
+from tests.server.staging import until
 
 pytestmark = pytest.mark.faults
 
@@ -238,19 +238,3 @@ def test_the_system_ends_the_worker_for_want_of_memory(start_live: StartLive) ->
             np.asarray(kept[0])
         with pytest.raises(errors.ValuesFull, match=r"of 12\.0 MiB"):
             most.put(np.zeros(13 << 20, np.uint8))
-
-
-def test_a_worker_is_killed_from_outside(start_live: StartLive, runtime: Path) -> None:
-    """Twice during one call, which is then alone: it is answered, and its function not blamed."""
-    server, gate = start_live("--build-in", "worker"), Gate(runtime / "gate")
-    with connect(server.unix) as client:
-        waiting = client.persistent_call(stop_at(gate.path)).submit(np.float32(1))
-        for _ in range(2):
-            with gate.reached():
-                pid = server.worker_pid()
-                os.kill(pid, signal.SIGKILL)
-                until(lambda pid=pid: not is_running(pid))  # which would stand at the gate, too
-        until(lambda: gate.let_pass() or waiting.done())
-        assert float(waiting.result(60)) == 2.0
-    control = control_path(Address.parse(server.unix))
-    assert not (send_request(control, {"ask": "quarantined"}) or {})["quarantined"]
