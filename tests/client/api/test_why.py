@@ -89,6 +89,7 @@ def test_it_survives_json() -> None:
         "differences",
         "advice",
         "programs",
+        "place",
     ]
     assert list(told["differences"][0]) == [
         "kind",
