@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -51,11 +50,10 @@ def offer(
     """What a client is given after a call: the report, the form of the result, and the program."""
     call = source.call(args)
     harness.answer(call)
-    session: Any = SimpleNamespace(principal=principal, device=0)
     message = (call.key, call.skeleton, most)
     check_arguments("program", message)
     served = replace(ServerOptions(), **options)
-    (_, report, form), buffers = offered_program(harness.pipeline, served, session, message)
+    (_, report, form), buffers = offered_program(harness.pipeline, served, principal, 0, message)
     return json.loads(report), form, list(buffers)
 
 
@@ -141,9 +139,9 @@ def test_what_is_not_known_may_be_asked_for_again(harness: PipelineHarness) -> N
     """Such as a call that nobody has made, or whose program had to make room."""
     source = Source(affine)
     offer(harness, source, X, 3.0)
-    session: Any = SimpleNamespace(principal=f"uid:{os.getuid()}", device=0)
+    user = f"uid:{os.getuid()}"
     message = (source.key, b"another", EVERYTHING)
-    (_, report, _), _ = offered_program(harness.pipeline, ServerOptions(), session, message)
+    (_, report, _), _ = offered_program(harness.pipeline, ServerOptions(), user, 0, message)
     assert json.loads(report)["again"]
 
 
