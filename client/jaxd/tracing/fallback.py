@@ -53,6 +53,7 @@ NEVER: Final[tuple[type[BaseException], ...]] = (
     errors.MissingPackage,
     errors.PackageMismatch,
     errors.StaleProgramError,
+    errors.PlaceRefused,
     errors.CallbackError,
     errors.ValueDeleted,
     errors.ValuesLost,

@@ -202,29 +202,31 @@ class Builder:
             return self._refused(order.number, str(error))
 
     def _trace(self, order: BuildOrder) -> Lowered | Failed | Refused | Outdated:
-        def lower(function: Function, arguments: Arguments) -> Lowered | Refused:
+        def lower(function: Function, arguments: Arguments) -> _Traced:
             with may_interrupt(self._tracing[order.number]):
-                lowered = self._lower(order, function, arguments)
-            return self._described(order, function, lowered)
+                return _Traced(function, self._lower(order, function, arguments))
 
-        return self._with_function(order, lower)
+        found = self._with_function(order, lower)
+        return self._described(order, *found) if isinstance(found, _Traced) else found
 
     def _show(self, order: ShowOrder) -> Answered | Failed | Refused | Outdated:
         build = order.build._replace(number=order.number)
 
-        def show(function: Function, arguments: Arguments) -> Answered:
+        def show(function: Function, arguments: Arguments) -> dict[str, Any]:
             assert function.unpacked is not None
             source = _RequestedFunction(build, self._read)
             with (
                 may_interrupt(self._tracing[order.number]),
                 function.unpacked.traced_for(source.read),
             ):
-                content = self._compiler.show(
+                return self._compiler.show(
                     function.traceable, function.options, arguments, order.shown, function.captured
                 )
-            return Answered(order.number, content, self._take_side_effects())
 
-        return self._with_function(build, show)
+        found = self._with_function(build, show)
+        if not isinstance(found, dict):
+            return found
+        return Answered(order.number, found, self._take_side_effects())
 
     def _with_function(
         self, order: BuildOrder, act: Callable[[Function, Arguments], R]
@@ -343,6 +345,13 @@ class Builder:
         imported = [row for row in self._packages.imported() if row not in self._reported_packages]
         self._reported_packages.update(imported)
         return SideEffects(self._counters.drain(), imported)
+
+
+class _Traced(NamedTuple):
+    """A function, and what it was lowered to."""
+
+    function: Function
+    lowered: LoweredFunction
 
 
 class _LoweredOrder(NamedTuple):

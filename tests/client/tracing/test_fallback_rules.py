@@ -33,6 +33,7 @@ FINAL = [
     errors.MissingPackage,
     errors.PackageMismatch,
     errors.StaleProgramError,
+    errors.PlaceRefused,
     errors.CallbackError,
     errors.ValueDeleted,
     errors.ValuesLost,

@@ -77,10 +77,17 @@ class _Served:
     def __init__(self, config: pytest.Config) -> None:
         from jaxd.api.launch.summary import Summary, VerificationReport
 
-        self._is_worker = hasattr(config, "workerinput") or "PYTEST_XDIST_WORKER" in os.environ
+        self._verifies = config.known_args_namespace.jaxd_verify
+        self._is_worker = False
         self._of_workers: list[Summary] = []
-        self._report = None
-        if config.known_args_namespace.jaxd_verify and not self._is_worker:
+        self._report: VerificationReport | None = None
+
+    def pytest_configure(self, config: pytest.Config) -> None:
+        """Only now xdist has said whether this is a worker of its own."""
+        from jaxd.api.launch.summary import VerificationReport
+
+        self._is_worker = hasattr(config, "workerinput")
+        if self._verifies and not self._is_worker:
             self._report = VerificationReport()
             os.environ.update(self._report.variables)
 

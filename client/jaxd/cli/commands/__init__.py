@@ -1,4 +1,4 @@
-"""The commands of `jaxd`, one file each.
+"""The commands of `jaxd`, those that belong together in one file.
 
 `SUMMARY`, `EXAMPLE`, `configure(parser)`, `run(args)`.
 """

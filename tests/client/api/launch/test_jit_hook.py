@@ -20,7 +20,7 @@ def lookup(
     """What finds the caller of a hooked function, and that caller of a server with such devices."""
     settings = Settings(server=server, fallback=fallback)
     session = SimpleNamespace(settings=settings, platform=platform, current=lambda: None)
-    caller: Any = SimpleNamespace(session=session)
+    caller: Any = SimpleNamespace(session=session, settings=settings)
     monkeypatch.setattr(jit_hook, "is_watched", lambda: True)
     return jit_hook._HookedLookup(caller=caller), caller
 
