@@ -41,7 +41,7 @@ MOST_LINES_OF_A_FUNCTION = 60
 MOST_TERMS = 40
 MOST_COMPLEX = 10
 """McCabe's complexity of one function."""
-MOST_COMPLEX_ON_AVERAGE: Final = 2.07
+MOST_COMPLEX_ON_AVERAGE = 2.07
 
 _SILENT = frozenset(
     {
