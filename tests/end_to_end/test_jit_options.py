@@ -121,6 +121,32 @@ def product(w: Any, x: Any) -> Any:
     return w * x
 
 
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    name: str
+    factor: float = dataclasses.field(compare=False)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Ruled:
+    x: Any
+    rule: Any = dataclasses.field(metadata={"static": True})
+
+
+def test_static_values_that_only_compare_equal_are_not_one(client: Client) -> None:
+    """As in two processes with `jax.jit`: the second one gets what its own value says."""
+    by_argument = client.persistent_call(lambda x, rule: x * rule.factor, static_argnums=1)
+    by_field = client.persistent_call(lambda tree: tree.x * tree.rule.factor)
+    for rule in (Rule("a", 2.0), Rule("a", 5.0)):
+        assert float(by_argument(np.float32(1), rule)) == rule.factor
+        assert float(by_field(Ruled(np.float32(1), rule))) == rule.factor
+    with costs(client) as cost:
+        by_argument(np.float32(1), Rule("a", 2.0))
+        by_field(Ruled(np.float32(1), Rule("a", 5.0)))
+    assert "traces" not in cost
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass
 class State:

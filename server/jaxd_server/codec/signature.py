@@ -51,9 +51,11 @@ def arrivals_of_64_bits(leaves: Sequence[Any]) -> tuple[tuple[int, bool], ...]:
 def signature_of(
     args: tuple[Any, ...], kwargs: dict[str, Any], statics: StaticArgs, *, wide: bool = True
 ) -> Hashable:
-    """Tree structure; shape, dtype and weak type of each leaf; type and value of what is static.
+    """Tree structure; shape, dtype and weak type of each leaf; type and content of what is static.
 
-    Where there are several devices, also the place of each array that was put somewhere.
+    Where there are several devices, also the place of each array that was put somewhere. What has
+    no content counts by its own idea of equality. What has some does not: that leaves out fields
+    which do not compare, and the function may read them in another process.
 
     Two calls with equal signatures run the same executable; unequal ones may as well be
     different programs.
@@ -73,7 +75,7 @@ def signature_of(
 
     def of_tree(tree: Any) -> Hashable:
         leaves, structure = jax.tree.flatten(tree)
-        return structure, tuple(_literals_of(structure)), tuple(map(of_leaf, leaves))
+        return structure, tuple(_contents_of(structure)), tuple(map(of_leaf, leaves))
 
     if not statics:
         return of_tree((args, kwargs))
@@ -81,21 +83,32 @@ def signature_of(
     return args, tuple(sorted(kwargs.items()))
 
 
-def _literals_of(structure: Any) -> Iterator[bytes]:
-    """The plain values among keys and static fields: jax takes 1 and True for the same."""
+def _contents_of(structure: Any) -> Iterator[Hashable]:
+    """Of keys and static fields, which jax compares only by `==`: 1 and True are the same to it."""
     node = structure.node_data()
-    if node is not None:
-        yield from _literals(node[1])
-        for child in structure.children():
-            yield from _literals_of(child)
+    if node is None:
+        return
+    if node[0] is StaticLeaf:
+        yield node[1].content
+    elif node[1] is not None:
+        yield _content_or_parts(node[1])
+    for child in structure.children():
+        yield from _contents_of(child)
 
 
-def _literals(value: Any) -> Iterator[bytes]:
-    if is_literal(value):
-        yield dump_literal(value)
-    elif isinstance(value, tuple | list | dict):
-        for item in value.items() if isinstance(value, dict) else value:
-            yield from _literals(item)
+def _content_or_parts(value: Any) -> Hashable:
+    """The content; of a container that has none, that of what is in it."""
+    found = _content_or(value, None)
+    if found is None and isinstance(value, tuple | list):
+        return type(value).__qualname__, tuple(map(_content_or_parts, value))
+    return found
+
+
+def _content_or(value: Any, otherwise: Hashable) -> Hashable:
+    try:
+        return content_of(value)
+    except Exception:  # noqa: BLE001  what pickles an object of the user's may raise anything
+        return otherwise
 
 
 def _leaf_signature(leaf: Any) -> Hashable:
@@ -137,7 +150,7 @@ def _static_signature(value: Any) -> Hashable:
             f"{type(value).__name__} was passed for one. Make it hashable (a tuple for a list, "
             "a frozen dataclass), or pass it as an ordinary argument."
         ) from error
-    return type(value), value
+    return _content_or(value, (type(value), value))
 
 
 def lasting_signature(
@@ -145,7 +158,7 @@ def lasting_signature(
 ) -> bytes:
     """Sixteen bytes for a signature that are the same in every process.
 
-    Equal for equal contents, where `signature_of` asks the objects whether they are equal.
+    Unlike `signature_of`, it has nothing of what has no content.
 
     Raises:
         ValueError: when something in it, such as a static argument, has no content.

@@ -156,9 +156,46 @@ class Setting:
 
 
 def test_objects_can_be_static() -> None:
-    """By their own idea of equality, as in `jax.jit`."""
+    """By their content."""
     assert static(Setting(1)) == static(Setting(1))
     assert static(Setting(1)) != static(Setting(2))
+
+
+@dataclass(frozen=True)
+class Named:
+    name: str
+    rate: float = field(compare=False)
+
+
+class Rule(NamedTuple):
+    width: int
+
+
+class OtherRule(NamedTuple):
+    width: int
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Named("a", 1.0), Named("a", 2.0)),
+        (Rule(1), OtherRule(1)),
+        ((Rule(1), 2), (OtherRule(1), 2)),
+    ],
+)
+def test_what_is_equal_only_by_its_own_idea_is_not(one: Any, other: Any) -> None:
+    """A program reads the field that does not compare, and the methods of the class."""
+    assert one == other
+    assert static(one) != static(other)
+    assert of(Scaled(1.0, one)) != of(Scaled(1.0, other))
+
+
+def test_what_has_no_content_counts_by_its_own_idea_of_equality() -> None:
+    """There is nothing else."""
+    one, other = ((each for each in [number]) for number in (1, 2))
+    assert static(one) == static(one) != static(other)
+    assert of(Scaled(1.0, one)) == of(Scaled(2.0, one)) != of(Scaled(1.0, other))
+    assert of(Scaled(1.0, (one, 1))) != of(Scaled(1.0, (one, True)))
 
 
 def test_a_static_value_that_cannot_be_hashed_is_refused() -> None:
