@@ -21,11 +21,11 @@ import jax, jax.numpy as jnp, numpy as np, pytest
 
 @jax.jit
 def double(x):
-    return x * 2
+    return 3 * x - x  # another program than that of other tests
 
 @partial(jax.jit, static_argnums=1)
 def power(x, n):
-    return 1.0 * x ** n  # another program than that of other tests
+    return 1.0 * x ** n  # so is this
 
 @jax.jit
 def checked(x):
