@@ -24,11 +24,18 @@ from jaxd.interop.remote_array import RemoteArray
 from jaxd.request import array_specs
 from jaxd.tracing import here
 from jaxd_protocol.jax_objects import program_bytes
+from tests.another_server import own_server_needed
 from tests.end_to_end.counting import costs
 from tests.end_to_end.several_devices import EIGHT
 from tests.live_server import LiveServer, run_client
 
 X = np.arange(6, dtype="f4").reshape(2, 3)
+
+
+@pytest.fixture(autouse=True)
+def beside_the_server() -> None:
+    """No program is taken from a server elsewhere: then there is nothing to be tested."""
+    own_server_needed()
 
 
 @pytest.fixture
