@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from tests.corpus.comparing import verification_of_all
 from tests.corpus.places import Corpus
 from tests.live_server import ROOT
 
@@ -102,12 +103,11 @@ def _totals(programs: list[Mapping[str, Any]], suites: list[Mapping[str, Any]]) 
         f"fallback, {verdicts['differs']} with other results. {functions_served} of {functions} "
         f"functions and {calls['served']} of {sum(calls.values())} calls were served.\n"
     )
-    compared = [each["verification"] for each in found if each.get("verification")]
-    if compared:
-        names = ("verified", "mismatches", "not_comparable")
-        sums = [sum(each[name] for each in compared) for name in names]
+    together = verification_of_all(found)
+    counts = [together[name] for name in ("verified", "mismatches", "not_comparable")]
+    if any(counts):
         text += "\nOf {} programs: {} verified, {} mismatches, {} not comparable.\n".format(
-            sum(sums), *sums
+            sum(counts), *counts
         )
     if tests:
         passed, there = (sum(each[kind] for each in tests) for kind in ("pass", "reached"))

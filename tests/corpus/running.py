@@ -107,40 +107,30 @@ class Runner:
 
         A first, a second, and those that compare the programs that answer them.
         """
-        with working_directory() as place:
-            server = self._server(place)
-            try:
-                return {
-                    "cold": self._run_served(place / "cold", server),
-                    "warm": self._run_served(place / "second", server),
-                    **self._run_verified(place, server),
-                }
-            finally:
-                server.close()
+        with working_directory() as place, self._server(place) as server:
+            return {
+                "cold": self._run_served(place / "cold", server),
+                "warm": self._run_served(place / "second", server),
+                **self._run_verified(place, server),
+            }
 
     def verified_on_a_server(self) -> dict[str, dict[str, Any]]:
         """The first of these processes, and those that compare."""
-        with working_directory() as place:
-            server = self._server(place)
-            try:
-                cold = self._run_served(place / "cold", server)
-                return {"cold": cold, **self._run_verified(place, server)}
-            finally:
-                server.close()
+        with working_directory() as place, self._server(place) as server:
+            cold = self._run_served(place / "cold", server)
+            return {"cold": cold, **self._run_verified(place, server)}
 
     def on_a_server_once(self, place: Path) -> dict[str, Any]:
         """One process on a server that knows nothing of the program."""
-        server = self._server(place)
-        try:
+        with self._server(place) as server:
             return self._run_served(place / "served", server)
-        finally:
-            server.close()
 
     def run_unhooked(self, place: Path) -> dict[str, Any]:
         """One process in which nothing is hooked or recorded."""
         return self._run(place, "", {})
 
-    def _server(self, place: Path) -> LiveServer:
+    @contextlib.contextmanager
+    def _server(self, place: Path) -> Iterator[LiveServer]:
         counts = place / "server"
         counts.mkdir()
         environment = {
@@ -150,7 +140,11 @@ class Runner:
             "HOME": str(self._corpus.home),
             **self._own_environment(),
         }
-        return LiveServer(place, executable=str(self._python), **environment)
+        server = LiveServer(place, executable=str(self._python), **environment)
+        try:
+            yield server
+        finally:
+            server.close()
 
     def _run_verified(self, place: Path, server: LiveServer) -> dict[str, dict[str, Any]]:
         """A process for each hash seed: neither keys nor programs may depend on it."""

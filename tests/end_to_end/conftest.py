@@ -13,6 +13,7 @@ from jaxd import Client, connect
 from tests.client.fake_server import FakeServer
 from tests.end_to_end.several_devices import EIGHT
 from tests.live_server import LiveServer
+from tests.server.in_process import InProcessServer
 
 
 @pytest.fixture
@@ -20,6 +21,14 @@ def victim(evil: FakeServer) -> Iterator[Client]:
     """A client of the server that `evil` plays, a fixture of the test's own file."""
     with connect(evil.address) as client:
         yield client
+
+
+@pytest.fixture
+def in_process_server() -> Iterator[InProcessServer]:
+    """A server of the test's own in this process, so that the test sees what it holds."""
+    in_process_server = InProcessServer()
+    yield in_process_server
+    in_process_server.close()
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterator
 from typing import Any, Final
 
 import jax.numpy as jnp
@@ -22,14 +21,6 @@ from tests.server.in_process import InProcessServer
 COUNT: Final = 20
 SIZE: Final = 1 << 15
 """Numbers of four bytes in each array: too many to be fetched along with others."""
-
-
-@pytest.fixture
-def in_process_server() -> Iterator[InProcessServer]:
-    """A server in this process, so that the test sees what it holds."""
-    in_process_server = InProcessServer()
-    yield in_process_server
-    in_process_server.close()
 
 
 @pytest.fixture

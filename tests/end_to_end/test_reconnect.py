@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,14 +22,6 @@ from tests.server.in_process import InProcessServer
 
 LARGE: Final = 1 << 15
 """Numbers of four bytes that are too many to come home by themselves."""
-
-
-@pytest.fixture
-def in_process_server() -> Iterator[InProcessServer]:
-    """A server of the test's own."""
-    in_process_server = InProcessServer()
-    yield in_process_server
-    in_process_server.close()
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import count, islice
@@ -35,14 +35,6 @@ SIZE: Final = 1 << 18
 
 LITTLE: Final = 1 << 14
 """Bytes of messages that carry no such array."""
-
-
-@pytest.fixture
-def in_process_server() -> Iterator[InProcessServer]:
-    """A server of the test's own."""
-    in_process_server = InProcessServer()
-    yield in_process_server
-    in_process_server.close()
 
 
 @pytest.fixture

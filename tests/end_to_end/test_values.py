@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import traceback
 from collections import namedtuple
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from itertools import count, islice
@@ -34,14 +34,6 @@ LARGE: Final = 1 << 15
 """Numbers of four bytes that are too many to come home by themselves."""
 
 Pair = namedtuple("Pair", "left right")  # noqa: PYI024  users have them
-
-
-@pytest.fixture
-def in_process_server() -> Iterator[InProcessServer]:
-    """A server of the test's own, so that its values can be counted."""
-    in_process_server = InProcessServer()
-    yield in_process_server
-    in_process_server.close()
 
 
 @pytest.fixture

@@ -148,16 +148,10 @@ def connect(
     settings = _with_server(Settings.resolve(server, host, port, token))
     if device is not None:
         settings = settings.replaced(device=device_index(device))
-    if fallback is not None:
-        check_option_values({"fallback": fallback})
-        settings = settings.replaced(fallback=fallback)
-    if verify is not None:
-        check_option_values({"verify": verify})
-        settings = settings.replaced(verify=verify)
-    if place is not None:
-        check_option_values({"place": place})
-        settings = settings.replaced(place=place)
-    client = Client(new_caller(settings))
+    options = {"fallback": fallback, "verify": verify, "place": place}
+    given = {name: value for name, value in options.items() if value is not None}
+    check_option_values(given)
+    client = Client(new_caller(settings.replaced(**given)))
     client.caller.session.connection()
     return client
 

@@ -108,7 +108,7 @@ class CallOptions(TypedDict, total=False):
     callbacks: Sequence[Callable[..., Any]]
     fallback: Fallbacks
     verify: bool | None
-    place: Places | None
+    place: Places
     bucket: BucketOption | None
     extra_key: Any
 
@@ -218,11 +218,7 @@ def new_caller(settings: Settings) -> Caller:
 def _caller_of(client: HasCaller, verify: bool | None, place: str | None) -> Caller:
     """What makes calls on the server of a client, as the options of a function say."""
     caller = client.caller
-    given = {"verify": verify, "place": place}
-    changes = {name: value for name, value in given.items() if value is not None}
-    if not changes:
-        return caller
-    settings = caller.settings.replaced(**changes)
+    settings = caller.settings.replaced(verify=verify, place=place)
     return caller if settings == caller.settings else _kind(settings)(settings, caller)
 
 

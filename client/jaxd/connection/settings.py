@@ -116,8 +116,9 @@ class Settings:
         return self.place != "server" and os.environ.get("JAXD_RETRACE", "") not in {"", "0"}
 
     def replaced(self, **changes: Any) -> Settings:
-        """The same but for what is given."""
-        return Settings(**dict(zip(self.__slots__, self._fields(), strict=True)) | changes)
+        """The same but for what is given; None stands for what is not."""
+        given = {name: value for name, value in changes.items() if value is not None}
+        return Settings(**dict(zip(self.__slots__, self._fields(), strict=True)) | given)
 
     def _fields(self) -> tuple[Any, ...]:
         return tuple(getattr(self, name) for name in self.__slots__)

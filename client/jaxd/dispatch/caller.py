@@ -577,8 +577,7 @@ class CallerLookup:
         if runs_here():
             return None
         if not self._found:
-            given = {name: value for name, value in self._changes.items() if value is not None}
-            settings = Settings.resolve(*self._address).replaced(**given)
+            settings = Settings.resolve(*self._address).replaced(**self._changes)
             is_inline = settings.inline or settings.retraces
             found = None if is_inline else default_caller(settings, self._make)
             self._found.append(found)

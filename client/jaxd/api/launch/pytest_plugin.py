@@ -14,6 +14,7 @@ import pytest
 
 if TYPE_CHECKING:
     from jaxd.api.client import Client
+    from jaxd.api.launch.summary import Summary, VerificationReport
 
 _OUTPUT: Final = "jaxd_summary"
 """Under this name a worker of xdist sends what it has counted."""
@@ -75,8 +76,6 @@ class _Served:
     """
 
     def __init__(self, config: pytest.Config) -> None:
-        from jaxd.api.launch.summary import Summary, VerificationReport
-
         self._verifies = config.known_args_namespace.jaxd_verify
         self._is_worker = False
         self._of_workers: list[Summary] = []

@@ -35,10 +35,7 @@ class Start:
     SUMMARY = "start the local server in the background, until `jaxd stop`"
     EXAMPLE = "jaxd start && jaxd status"
 
-    @staticmethod
-    def configure(parser: argparse.ArgumentParser) -> None:
-        """Adds the options of the command."""
-        add_json_option(parser)
+    configure = staticmethod(add_json_option)
 
     @staticmethod
     def run(arguments: argparse.Namespace) -> int:

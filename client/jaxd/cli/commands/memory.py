@@ -21,10 +21,7 @@ class Values:
     SUMMARY = "list the arrays that stay on the server, and who holds them"
     EXAMPLE = "jaxd values --json"
 
-    @staticmethod
-    def configure(parser: argparse.ArgumentParser) -> None:
-        """Adds the options of the command."""
-        add_query_options(parser)
+    configure = staticmethod(add_query_options)
 
     @staticmethod
     def run(arguments: argparse.Namespace) -> int:
@@ -72,10 +69,7 @@ class Devices:
     SUMMARY = "list the devices of the server, their memory, and how many clients are on each"
     EXAMPLE = "jaxd devices --json"
 
-    @staticmethod
-    def configure(parser: argparse.ArgumentParser) -> None:
-        """Adds the options of the command."""
-        add_query_options(parser)
+    configure = staticmethod(add_query_options)
 
     @staticmethod
     def run(arguments: argparse.Namespace) -> int:
