@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxd_server.codec.arguments import dynamic, parse_arguments, read_leaves, structure_of
+from jaxd_protocol.jit.static_args import dynamic
+from jaxd_server.codec.arguments import parse_arguments, read_leaves, structure_of
 from jaxd_server.compilation.compiling.build_request import BuildRequest
 from jaxd_server.compilation.compiling.compiler import Compiler, LoweredFunction
 from jaxd_server.compilation.functions.table import Functions

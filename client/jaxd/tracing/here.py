@@ -36,7 +36,7 @@ from jaxd_protocol.base.process import machine_id, reset_after_fork, start_threa
 from jaxd_protocol.errors import ArgumentError, JaxdError, PlaceRefused
 from jaxd_protocol.jax_objects.program_bytes import load_compiled
 from jaxd_protocol.jit.options import Options
-from jaxd_protocol.jit.static_args import StaticArgs
+from jaxd_protocol.jit.static_args import StaticArgs, dynamic
 from jaxd_protocol.jit.static_leaves import wrap_untraceable_arguments
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class LocalCalls:
         statics: Any = None
         if self._statics:
             statics = _plain_statics(self._statics, args, kwargs)
-            args, kwargs = dynamic(self._statics, args, kwargs)
+            args, kwargs = dynamic((args, kwargs), self._statics)
         fast = self._fast.get(statics)
         if fast is None:
             return ELSEWHERE
@@ -255,22 +255,11 @@ def _static_items(value: Any) -> tuple[Any, ...]:
     return about if type(about) is tuple else (about,)
 
 
-def dynamic(statics: StaticArgs, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
-    """The arguments that are traced, as the server passes them to the program."""
-    if not statics:
-        return args, dict(kwargs)
-    positions = statics.at(len(args))
-    return (
-        tuple(value for i, value in enumerate(args) if i not in positions),
-        {name: value for name, value in kwargs.items() if name not in statics.names},
-    )
-
-
 def _dynamic_of(statics: StaticArgs, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-    """The same, with what jax cannot trace closed, as it is on the server."""
+    """The arguments that are traced, with what jax cannot trace closed, as it is on the server."""
     with suppress(ArgumentError):  # the server has refused such a call
         args, kwargs = wrap_untraceable_arguments(args, kwargs, statics)
-    return dynamic(statics, args, kwargs)
+    return dynamic((args, kwargs), statics)
 
 
 def _plain_statics(statics: StaticArgs, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

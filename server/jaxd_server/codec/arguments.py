@@ -14,7 +14,7 @@ from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.jax_objects.structures import make_structure
 from jaxd_protocol.jit.nnx_objects import register_parts
 from jaxd_protocol.jit.options import Options
-from jaxd_protocol.jit.static_args import StaticArgs
+from jaxd_protocol.jit.static_args import StaticArgs, dynamic
 from jaxd_protocol.jit.static_leaves import StaticLeaf, wrap_untraceable
 from jaxd_protocol.pickling.unpack.unpickler import unpack, unpickling_gate
 from jaxd_protocol.pytree import BlobLayout, Layout, Leaf, LeafOffset, parse_skeleton, read_scalar
@@ -146,18 +146,6 @@ def _empty(leaf: Leaf, buffers: Iterator[memoryview]) -> Any:
 
 
 _ZERO_SCALARS: Final[dict[str, Any]] = {"F": 0.0, "I": 0, "B": False, "C": 0j}
-
-
-def dynamic(arguments: Arguments, statics: StaticArgs) -> Arguments:
-    """The arguments that are traced: what an executable is called with."""
-    args, kwargs = arguments
-    if not statics:
-        return args, kwargs
-    positions = statics.at(len(args))
-    return (
-        tuple(value for i, value in enumerate(args) if i not in positions),
-        {name: value for name, value in kwargs.items() if name not in statics.names},
-    )
 
 
 def map_arguments(

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from jaxd_protocol.errors import JaxdError, LimitExceeded
 from jaxd_protocol.jit.settings import when_run
-from jaxd_server.codec.arguments import dynamic, structure_of
+from jaxd_protocol.jit.static_args import dynamic
+from jaxd_server.codec.arguments import structure_of
 from jaxd_server.codec.results import ResultLayout, rebind_form
 from jaxd_server.compilation.compiling.build_request import BuildRequest
 from jaxd_server.compilation.compiling.builds import check_not_abandoned, current_build

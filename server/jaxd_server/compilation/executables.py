@@ -18,12 +18,12 @@ from typing import Any, Final, NamedTuple
 import jax
 
 from jaxd_protocol.base.bounded import BoundedDict
+from jaxd_protocol.jit.static_args import dynamic
 from jaxd_protocol.pytree import Layout
 from jaxd_server.codec.arguments import (
     Arguments,
     call_order,
     donated_leaves,
-    dynamic,
     leaves_of,
     parse_arguments,
 )

@@ -15,18 +15,13 @@ from typing import Any, Final, Protocol
 
 from jaxd_protocol.errors import Cancelled
 from jaxd_protocol.jax_objects.program_bytes import Serialized
+from jaxd_protocol.jit.static_args import dynamic
 from jaxd_protocol.messages.calls import FAILED, OK
 from jaxd_protocol.messages.data_locations import pack_leaf_spans
 from jaxd_protocol.messages.failures import encode_failure
 from jaxd_protocol.messages.recipes import RecordedCall
 from jaxd_protocol.pytree import Layout
-from jaxd_server.codec.arguments import (
-    Arguments,
-    build_arguments,
-    donated_leaves,
-    dynamic,
-    leaves_of,
-)
+from jaxd_server.codec.arguments import Arguments, build_arguments, donated_leaves, leaves_of
 from jaxd_server.compilation.compiling.build_request import BuildRequest
 from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.compiling.program import Program, identity_of

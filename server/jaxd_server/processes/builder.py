@@ -21,16 +21,11 @@ from typing import Any, NamedTuple, TypeVar
 
 from jaxd_protocol.errors import JaxdError
 from jaxd_protocol.jit.options import Options
+from jaxd_protocol.jit.static_args import dynamic
 from jaxd_protocol.messages.failures import Failure, decode_failure, encode_failure
 from jaxd_protocol.messages.recorded_reads import ProcessRead, RecordedRead
 from jaxd_protocol.packages.distributions import Package
-from jaxd_server.codec.arguments import (
-    Arguments,
-    build_arguments,
-    dynamic,
-    parse_arguments,
-    structure_of,
-)
+from jaxd_server.codec.arguments import Arguments, build_arguments, parse_arguments, structure_of
 from jaxd_server.codec.results import result_layout
 from jaxd_server.compilation.compiling.compiler import (
     Compiled,

@@ -49,6 +49,20 @@ class StaticArgs(NamedTuple):
 NO_STATIC_ARGS = StaticArgs()
 
 
+def dynamic(
+    arguments: tuple[tuple[Any, ...], dict[str, Any]], statics: StaticArgs
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments that are traced: what an executable is called with."""
+    args, kwargs = arguments
+    if not statics:
+        return args, kwargs
+    positions = statics.at(len(args))
+    return (
+        tuple(value for i, value in enumerate(args) if i not in positions),
+        {name: value for name, value in kwargs.items() if name not in statics.names},
+    )
+
+
 def infer_static_args(function: Callable[..., Any], options: Options) -> StaticArgs:
     """The static arguments of `function` under `options`.
 

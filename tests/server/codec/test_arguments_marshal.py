@@ -16,14 +16,13 @@ import optax  # type: ignore[import-untyped]
 import pytest
 
 from jaxd_protocol.errors import ArgumentError, ProtocolError
-from jaxd_protocol.jit.static_args import NO_STATIC_ARGS, StaticArgs
+from jaxd_protocol.jit.static_args import NO_STATIC_ARGS, StaticArgs, dynamic
 from jaxd_protocol.pickling.pack.arguments import pack
 from jaxd_protocol.pytree import dump_literal
 from jaxd_protocol.pytree.decoder import COUNT
 from jaxd_protocol.wire import BulkChannel, BulkStream
 from jaxd_server.codec.arguments import (
     call_order,
-    dynamic,
     empty_leaves,
     leaves_of,
     parse_arguments,

@@ -19,15 +19,10 @@ import pytest
 
 from jaxd_protocol.errors import ResultError
 from jaxd_protocol.jit.options import Options
+from jaxd_protocol.jit.static_args import dynamic
 from jaxd_protocol.messages.failures import decode_failure
 from jaxd_protocol.packages.distributions import changed_since_first_seen
-from jaxd_server.codec.arguments import (
-    dynamic,
-    leaves_of,
-    parse_arguments,
-    read_leaves,
-    structure_of,
-)
+from jaxd_server.codec.arguments import leaves_of, parse_arguments, read_leaves, structure_of
 from jaxd_server.compilation.compiling.compiler import Compiler, LoweredFunction
 from jaxd_server.compilation.disk_cache.records import call_name
 from jaxd_server.compilation.functions.table import Functions

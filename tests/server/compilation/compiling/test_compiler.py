@@ -12,7 +12,8 @@ import pytest
 
 from jaxd_protocol.errors import ConfigurationError, InternalError, ResultError
 from jaxd_protocol.jit.options import Options
-from jaxd_server.codec.arguments import dynamic, leaves_of
+from jaxd_protocol.jit.static_args import dynamic
+from jaxd_server.codec.arguments import leaves_of
 from jaxd_server.compilation.compiling.compiler import Compiler, LoweredFunction
 from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.compiling.program import Program
