@@ -190,6 +190,15 @@ ROWS = [
         ("", "import decimal; decimal.getcontext().prec = 5"),
         refused=1,
     ),
+    Found(
+        "what one function registers and another reads was not looked at again",
+        {
+            "f.py": "def go(n):\n    import PKG.plugins\n    return PKG.plugins.go(n)",
+            "plugins.py": "from . import registry\ndef go(n): return registry.go(n)",
+            "registry.py": "TABLE = {}\ndef add(f): TABLE['f'] = f\ndef go(n): return sum(f(n) for f in TABLE.values())",
+        },
+        ("module('PKG.registry').add(lambda n: 9)", "module('PKG.registry').add(lambda n: 8)"),
+    ),
 ]
 
 

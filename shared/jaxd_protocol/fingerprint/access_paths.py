@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import builtins
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from types import FunctionType, MemberDescriptorType, ModuleType, SimpleNamespace
 from typing import Any, Final, NoReturn
@@ -38,28 +38,30 @@ from jaxd_protocol.fingerprint.walk import Walk, short_repr
 
 _READ_ALL_GLOBALS: Final = frozenset({"globals", "eval", "exec"})
 
-_RUN_FOR_NEW_CLASSES: Final = frozenset({"__init_subclass__", "__set_name__"})
-"""Methods that run when a class is defined: what they write, no trace of the function writes."""
+
+def emit_globals(walk: Walk, function: FunctionType, reads: Collection[Read]) -> None:
+    """Appends what a function reads of its globals."""
+    written = {read.name for read in reads if read.written}
+    for read in reads:
+        _global(walk, function, read, read.name not in written)
 
 
-def emit_global(walk: Walk, function: FunctionType, read: Read) -> None:
-    """Appends what a function reads of a global."""
+def _global(walk: Walk, function: FunctionType, read: Read, watched: bool) -> None:
     name, globals_ = read.name, function.__globals__
     if name in modules.IGNORED_ATTRIBUTES or name.startswith("@py"):
         return
     walk.text(name)
     walk.line = read.line
     value = globals_.get(name, MISSING)
-    written = read.written and function.__name__ not in _RUN_FOR_NEW_CLASSES
-    if written and not read.steps and type(value) in ATOMS:
-        walk.guards.complete = False  # the code may assign it: it counts as it was found
+    if read.written and not read.steps and type(value) in ATOMS:
+        walk.guards.incomplete()  # the code may assign it: it counts as it was found
     else:
         walk.guards.item(globals_, name, value)
     if value is MISSING:
         _builtin(walk, globals_, read)
         return
     walk.label = f"global {name}"
-    follow(walk, value, bound_steps(walk, globals_, read.steps), written)
+    follow(walk, value, bound_steps(walk, globals_, read.steps), read.written, watched)
 
 
 def _builtin(walk: Walk, globals_: dict[str, Any], read: Read) -> None:
@@ -89,15 +91,21 @@ def _builtin(walk: Walk, globals_: dict[str, Any], read: Read) -> None:
         modules.emit_module(walk, own)
 
 
-def follow(walk: Walk, value: Any, steps: Steps, written: bool = False) -> None:
+def follow(
+    walk: Walk, value: Any, steps: Steps, written: bool = False, watched: bool = True
+) -> None:
     """Appends what the steps lead to.
 
     Args:
         walk: its label is how `value` is read.
         value: where the steps begin.
         steps: attributes, items, calls.
-        written: whether the walked code itself changes what they lead to.
+        written: whether the code that takes them changes what they lead to.
+        watched: whether the containers on the way count as they are now, also where other code
+            writes to them; not when this code does.
     """
+    if watched:
+        walk.guards.watch(value)
     while steps and steps[0][0] != "+":
         if steps[0][0] == "p":
             if follow_into(walk, value, *steps[0][1]):
@@ -114,6 +122,8 @@ def follow(walk: Walk, value: Any, steps: Steps, written: bool = False) -> None:
         value, steps = taken
         if value is MISSING:
             return
+        if watched:
+            walk.guards.watch(value)
     if written:
         walk.guards.pin(value)
     walk.emit(value)
@@ -189,7 +199,7 @@ def _unguarded_step(walk: Walk, value: Any, steps: Steps) -> Followed | None:
         return _follow_step(walk, value, steps)
     finally:
         walk.guards = kept
-        walk.guards.complete = False
+        walk.guards.incomplete()
 
 
 Followed = tuple[Any, Steps]

@@ -82,8 +82,7 @@ def _local_function(walk: Walk, function: FunctionType) -> None:
     archive_members.add_computed_imports(walk, function)
     if archive_members.emit_defining_module(walk, function):
         return
-    for read in facts.reads:
-        access_paths.emit_global(walk, function, read)
+    access_paths.emit_globals(walk, function, facts.reads)
     for statement in facts.imports:
         emit_import(walk, function.__globals__, statement)
 

@@ -28,15 +28,14 @@ MISSING: Final = object()
 class Guards:
     """What a walk saw.
 
-    Containers that the walked code itself writes to are pinned: they count as they were found.
+    Containers that only code which writes to them reads are pinned: they count as they were found.
 
     Attributes:
-        complete: whether every change is noticed; not when something is pinned.
         arrays: those that can be written to.
     """
 
     def __init__(self) -> None:
-        self.complete = True
+        self._is_complete = True
         self.arrays: list[Any] = []
         self._items: list[tuple[Mapping[Any, Any], Any, Any]] = []
         self._functions: list[tuple[FunctionType, Any, Any, Any]] = []
@@ -51,6 +50,7 @@ class Guards:
         self._variables: list[tuple[str, str | None]] = []
         self._answers: list[tuple[Callable[[], Any], Any]] = []
         self._pinned: set[int] = set()
+        self._watched: set[int] = set()
         self._registered: dict[type, tuple[Callable[[type], Any], Any]] = {}
         self._stamp_of: Callable[[], Any] | None = None
         self._stamp: Any = None
@@ -112,7 +112,7 @@ class Guards:
         if value.nbytes <= ARRAY_LIMIT:
             self._arrays[id(value)] = (value, (value.shape, value.dtype, value.tobytes()))
         else:
-            self.complete = False
+            self.incomplete()
 
     def variable(self, name: str, value: str | None) -> None:
         """A variable of the environment."""
@@ -134,9 +134,21 @@ class Guards:
         self._registered[cls] = state, state(cls)
 
     def pin(self, value: Any) -> None:
-        """Changes of this container are not looked at."""
+        """Changes of this container are not looked at, unless it is watched."""
         self._pinned.add(id(value))
-        self.complete = False
+
+    def watch(self, value: Any) -> None:
+        """Changes of this container are looked at, also where it is pinned."""
+        self._watched.add(id(value))
+
+    def incomplete(self) -> None:
+        """Something counts as it was found."""
+        self._is_complete = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether every change is noticed; not when something is pinned."""
+        return self._is_complete and self._pinned <= self._watched
 
     def absorb(self, part: Guards) -> None:
         """Adds those of a part of the walk."""
@@ -146,15 +158,16 @@ class Guards:
                 mine.extend(theirs)
             elif isinstance(mine, dict | set):
                 mine.update(theirs)
-        self.complete = self.complete and part.complete
+        self._is_complete = self._is_complete and part._is_complete
         self._stamp_of = self._stamp_of or part._stamp_of
 
     def settle(self) -> None:
         """Ends the taking of guards."""
+        pinned = self._pinned - self._watched
         for table in (self._dicts, self._sequences, self._arrays):
-            for name in self._pinned & table.keys():
+            for name in pinned & table.keys():
                 del table[name]
-        self._items = [each for each in self._items if id(each[0]) not in self._pinned]
+        self._items = [each for each in self._items if id(each[0]) not in pinned]
 
     # looked at before each call ---------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,7 +16,9 @@ import pytest
 from jaxd import Client
 from jaxd_protocol.errors import DeadlineExceeded, LimitExceeded, ServerDraining
 from jaxd_server.compilation.compiling import executable
+from jaxd_server.rpc import connection
 from jaxd_server.rpc.connection import ReaderHandoff
+from jaxd_server.rpc.flow_control import ConnectionShare
 from tests.server.in_process import InProcessServer, Peer, Source, read_reply
 from tests.server.staging import PATIENCE_S, at_once, join, start, until, waiting
 
@@ -345,16 +348,28 @@ def test_a_client_that_does_not_read_does_not_fill_the_memory(
 ) -> None:
     """Its calls wait when so much waits for it."""
     monkeypatch.setattr(executable, "QUICK_S", -1.0)
-    worker_context = in_process_server.parts._worker_context
-    worker_context.budget.max_unsent = 10 << 20
+    shares: list[ConnectionShare] = []
+
+    def share_of(*args: Any) -> ConnectionShare:
+        shares.append(ConnectionShare(*args))
+        return shares[-1]
+
+    monkeypatch.setattr(connection, "ConnectionShare", share_of)
+    budget = in_process_server.parts._worker_context.budget
+    budget.max_unsent = 10 << 20
     peer = in_process_server.peer(Source(_fill))
     peer.call(np.float32(0))
+
+    def is_over(calls: int) -> bool:
+        ended = in_process_server.counters.snapshot()["calls"] == calls
+        return ended or shares[-1].unsent > budget.max_unsent
+
     for number in range(16):  # of 4 MB each
         _ask(peer, np.float32(number))
-        until(lambda: not worker_context.runners._waiting and worker_context.runners._idle)
+        until(partial(is_over, number + 2))
     assert in_process_server.counters.snapshot()["calls"] < 8
     peer.shut()
-    until(lambda: worker_context.budget.calls == 0)
+    until(lambda: budget.calls == 0)
 
 
 def _fill(x: Any) -> Any:

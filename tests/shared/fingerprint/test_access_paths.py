@@ -153,6 +153,20 @@ def test_what_the_code_itself_fills_counts_as_it_was_found(body: str, value: Any
     assert walked.guards.hold()
 
 
+@pytest.mark.parametrize(
+    "read", ["sum(T)", "T[0]", "C.table[0]"], ids=["whole", "an item", "in another way"]
+)
+def test_what_other_code_fills_is_looked_at(read: str) -> None:
+    """A registry: the function that fills it is reached, the one that reads it does not fill it."""
+    table = [1, 2]
+    names: dict[str, Any] = {"T": table, "C": SimpleNamespace(table=table)}
+    names["add"] = function("T.append(x); T[0] = x", **names)
+    walked = walk_of(function(f"return add, {read}", **names))
+    assert walked.guards.complete
+    table[0] = 3
+    assert not walked.guards.hold()
+
+
 def test_a_global_that_the_code_assigns_counts_as_it_was_found() -> None:
     """Else each call would make another function of it."""
     made = function("global N\nN = N + 1\nreturn x", N=0)

@@ -258,6 +258,24 @@ def test_what_is_pinned_is_not_looked_at(take: Any, first: bool) -> None:
     assert not guards.complete
 
 
+def test_what_is_watched_is_looked_at_although_it_is_pinned() -> None:
+    """Also when it is another part of the walk that pins it."""
+    table: dict[str, Any] = {"a": ONE}
+    part = Guards()
+    part.mapping(table)
+    part.pin(table)
+    part.settle()
+    assert not part.complete
+    guards = Guards()
+    guards.watch(table)
+    guards.mapping(table)
+    guards.absorb(part)
+    guards.settle()
+    assert guards.complete
+    table["a"] = OTHER
+    assert not guards.hold()
+
+
 def test_pinning_one_container_leaves_the_others() -> None:
     """A list that is filled, beside one that is read."""
     memo: list[Any] = []

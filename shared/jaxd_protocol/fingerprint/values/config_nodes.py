@@ -53,7 +53,7 @@ def guard_resolved(walk: Walk, resolve: Callable[[], Any], value: Any) -> None:
     elif is_same(_plain(now), _plain(value)):
         walk.guards.answer(lambda: _plain(resolve()), _plain(value))
     else:
-        walk.guards.complete = False
+        walk.guards.incomplete()
 
 
 def _plain(value: Any) -> Any:
