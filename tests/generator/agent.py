@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 STATIC: Final = 4
-"""The argument that is part of the program."""
+"""The argument that is part of the program; the first of a tuple when there are more."""
 
 Message = dict[str, Any]
 Outcome = list[Any]
@@ -44,14 +44,14 @@ class Answers:
 
     def _of(self, call: Message) -> list[Outcome]:
         if not call.get("threads"):
-            return [self.outcome(call["function"])]
+            return [self.outcome(call)]
         found: dict[int, Outcome] = {}
         ready = threading.Barrier(len(call["threads"]))
 
         def run(number: int, code: str) -> None:
             execute(code)
             ready.wait(60)
-            found[number] = self.outcome(call["function"])
+            found[number] = self.outcome(call)
 
         threads = [threading.Thread(target=run, args=each) for each in enumerate(call["threads"])]
         for thread in threads:
@@ -60,14 +60,16 @@ class Answers:
             thread.join()
         return [found[number] for number in range(len(threads))]
 
-    def outcome(self, function: str) -> Outcome:
+    def outcome(self, call: Message) -> Outcome:
         """What one call gives."""
         try:
-            return self.call(importlib.import_module(function).entry)
+            module = importlib.import_module(call["function"])
+            values = [getattr(module, name) for name in call.get("statics", ())]
+            return self.call(module.entry, (STATIC, *values) if values else STATIC)
         except Exception as error:  # noqa: BLE001  it is what the call gives
             return ["raised", type(error).__name__, str(error)[:1500]]
 
-    def call(self, entry: Callable[..., Any]) -> Outcome:
+    def call(self, entry: Callable[..., Any], static: Any) -> Outcome:
         """The value."""
         raise NotImplementedError
 
@@ -104,14 +106,14 @@ class ClientAnswers(Answers):
         self._warnings.clear()
         return super().step(calls) | {"warnings": list(self._warnings)}
 
-    def call(self, entry: Callable[..., Any]) -> Outcome:
+    def call(self, entry: Callable[..., Any], static: Any) -> Outcome:
         """The server's answer."""
         import jaxd
 
         known = self._made.get(id(entry))
         if known is None:
             known = self._made[id(entry)] = (entry, jaxd.persistent_call(entry, static_argnums=0))
-        return value(known[1](STATIC, argument()))
+        return value(known[1](static, argument()))
 
 
 class OracleAnswers(Answers):
@@ -141,13 +143,13 @@ class OracleAnswers(Answers):
         self._known.update(answer["learned"])
         return answer  # type: ignore[no-any-return]
 
-    def call(self, entry: Callable[..., Any]) -> Outcome:
+    def call(self, entry: Callable[..., Any], static: Any) -> Outcome:
         """Traced here; a program that was seen before need not be compiled again."""
         import jax
 
         with self._tracing:  # else jax would give one thread what it traced for another
             jax.clear_caches()
-            traced = jax.jit(entry, static_argnums=0).trace(STATIC, argument())
+            traced = jax.jit(entry, static_argnums=0).trace(static, argument())
         program = str(traced.jaxpr)
         known = None if traced.jaxpr.consts else self._known.get(program)
         if known is None:

@@ -65,6 +65,8 @@ class Feature:
         files: modules and other files beside it, by their path in the package.
         packages: what is installed for it.
         environment: of the first process.
+        static: a global that is passed as a static argument; the term stands in the function that is
+            called, and reads it by this name.
         threads: of how many threads it is called at once, each of which first runs one of these.
         kind: what it reads, by the names of `kinds.py`; empty for what has always to work.
         jax: whether the client has to have jax.
@@ -78,6 +80,7 @@ class Feature:
     files: Mapping[str, str] = field(default_factory=dict)
     packages: tuple[Package, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    static: str = ""
     threads: tuple[str, ...] = ()
     kind: str = ""
     jax: bool = False

@@ -10,6 +10,7 @@ from typing import Final
 
 from tests.generator.ambient_features import AMBIENT, PACKAGES, REGISTRIES, THREADS
 from tests.generator.features import MORE, PIECES_AS_FEATURES, Feature
+from tests.generator.static_features import STATICS
 
 REFUSED: Final[Mapping[str, str]] = {
     "whole environ in a function": "it does not show which variable is read",
@@ -29,6 +30,7 @@ FEATURES: Final[Mapping[str, Feature]] = {
     "nothing": Feature(),
     **PIECES_AS_FEATURES,
     **MORE,
+    **STATICS,
     **AMBIENT,
     **THREADS,
     **REGISTRIES,

@@ -131,11 +131,16 @@ def _function(rng: random.Random, number: int, names: Sequence[str]) -> Function
         if any(FEATURES[name].threads for name in chosen):
             chosen = chosen[:2]
     pieces = tuple(
-        Piece(name, 0 if FEATURES[name].early else rng.randrange(chain), _numbers(rng))
+        Piece(name, 0 if _is_first(FEATURES[name]) else rng.randrange(chain), _numbers(rng))
         for name in chosen
     )
     links = tuple(rng.choice(sorted(LINKS)) for _ in range(chain - 1))
     return Function(number, pieces, links)
+
+
+def _is_first(feature: Feature) -> bool:
+    """Whether it stands in the module with the function that is called."""
+    return feature.early or bool(feature.static)
 
 
 def _numbers(rng: random.Random) -> tuple[int, int]:

@@ -23,23 +23,25 @@ def answers(calls: list[dict[str, Any]], how: str) -> list[str]:
     jit = jit.jit if how == "jax" else jit.persistent_call
     found: list[str] = []
 
-    def one(function: str, code: str) -> None:
+    def one(call: dict[str, Any], code: str) -> None:
         execute(code)
-        entry = importlib.import_module(function).entry
+        function, module = call["function"], importlib.import_module(call["function"])
+        entry = module.entry
+        static = (4, *(getattr(module, name) for name in call.get("statics", ())))
         try:
             if how == "jax":  # which would give one thread what it traced for another
                 importlib.import_module("jax").clear_caches()
             if how == "jax" or (function, entry) not in made:
                 made[function, entry] = jit(entry, static_argnums=0)
-            result = made[function, entry](4, np.arange(3, dtype="i4"))
+            result = made[function, entry](static if static[1:] else 4, np.arange(3, dtype="i4"))
             found.append(f"{function} {np.asarray(result)}")
         except Exception as error:  # noqa: BLE001  it is what the call gives
             found.append(f"{function} {type(error).__name__}: {error}")
 
     for call in calls:
         for code in call["threads"] or [""]:
-            thread = threading.Thread(target=one, args=(call["function"], code))
-            thread.start() if call["threads"] else one(call["function"], "")
+            thread = threading.Thread(target=one, args=(call, code))
+            thread.start() if call["threads"] else one(call, "")
             thread.join() if call["threads"] else None
     return found
 

@@ -129,14 +129,14 @@ class _Maker:
                 + " + ".join(
                     [
                         "x",
-                        *(self._fill(f.term, function, p) for f, p in filled),
+                        *(self._fill(f.term, function, p) for f, p in filled if not f.static),
                         *filter(None, [call]),
                     ]
                 ),
                 "# bottom",
             ]
             if not at:
-                lines += ["def entry(n, x):", f"    salt = {self._salt}", "    return x + go(n)"]
+                lines += self._entry(function)
             path = self._module(function, at).replace(".", "/") + ".py"
             made[path] = "\n".join(line for line in lines if line.strip()) + "\n"
             for feature, piece in filled:
@@ -144,6 +144,26 @@ class _Maker:
                     file = f"{self._name}/{self._fill(name, function, piece)}"
                     made[file] = self._fill(text, function, piece)
         return made
+
+    def _entry(self, function: Function) -> list[str]:
+        """The function that is called."""
+        statics = self._statics(function)
+        terms = [
+            self._fill(FEATURES[piece.feature].term, function, piece)
+            for piece in function.pieces
+            if FEATURES[piece.feature].static
+        ]
+        return [
+            "def entry(n, x):",
+            f"    salt = {self._salt}",
+            f"    n, {', '.join(statics)} = n" if statics else "",
+            "    return " + " + ".join(["x", "go(n)", *terms]),
+        ]
+
+    def _statics(self, function: Function) -> list[str]:
+        """The globals that it is called with."""
+        found = ((FEATURES[piece.feature].static, piece) for piece in function.pieces)
+        return [self._fill(name, function, piece) for name, piece in found if name]
 
     def _installed(
         self,
@@ -181,7 +201,8 @@ class _Maker:
             for piece in function.pieces
             for code in FEATURES[piece.feature].threads
         ]
-        return {"function": self._module(function, 0), "threads": threads}
+        statics = self._statics(function)
+        return {"function": self._module(function, 0), "threads": threads, "statics": statics}
 
     def _choose(
         self, choice: Choice, act: Act, installs: list[dict[str, Any]], *, running: bool
