@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -244,6 +246,28 @@ def rate(): return float(os.environ.get("RR_CACHED", "1"))
     assert (step(small)[0], step(large)[0]) == (1, 1)
 
 
+def test_a_file_that_is_written_twice_within_a_tick_of_the_clock_is_read_twice(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its time and size are then what they were."""
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "rate.txt"
+    tick = time.time_ns() + 10**12  # longer than this test takes
+
+    def write(text: str) -> None:
+        file.write_text(text)
+        os.utime(file, ns=(tick, tick))
+
+    @client.persistent_call
+    def step(x: Any) -> Any:
+        with open("rate.txt") as rate:
+            return x * float(rate.read())
+
+    for text in ("2", "3", "2", "5"):
+        write(text)
+        assert step(1.0) == float(text)
+
+
 def test_what_only_one_signature_reads_counts_from_then_on(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,6 +299,7 @@ def test_clients_that_begin_at_once_share_no_build_where_their_values_differ(
     (tmp_path / "late_shared.py").write_text("import os; K = float(os.environ['RR_SHARED'])")
     program = """
 import sys
+import time
 sys.path.insert(0, sys.argv[1])
 import jaxd
 @jaxd.persistent_call
@@ -310,6 +335,7 @@ def test_a_package_that_two_functions_bring_runs_once_and_counts_for_both(
     (package / "__init__.py").write_text(PACKAGE)
     program = """
 import sys
+import time
 sys.path.insert(0, sys.argv[1])
 import jaxd, rr_package
 one, two = (jaxd.persistent_call(f, ship="source") for f in (rr_package.one, rr_package.two))
@@ -393,6 +419,7 @@ def test_why_names_what_was_read(
 
 RECORDED = """
 import sys
+import time
 sys.path.insert(0, sys.argv[1])
 import jaxd
 @jaxd.persistent_call

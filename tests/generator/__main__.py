@@ -79,6 +79,8 @@ def _show(processes: Processes, findings: list[Finding], most: int) -> None:
     """The findings, made small: each sort once, as a script, and how many are like it."""
     shown: dict[tuple[str, frozenset[str]], int] = {}
     scripts = Path(tempfile.mkdtemp(prefix="jaxd-found-"))
+    for finding in findings:
+        print(f"  {finding.what}, seed {finding.plan.seed}: {finding.text}", flush=True)
     for finding in sorted(findings, key=lambda one: one.what != "wrong"):
         like = [sort for sort in shown if sort[0] == finding.what and sort[1] <= finding.pieces]
         if like:
