@@ -14,6 +14,7 @@ from jaxd import Client
 from jaxd.api.launch.process import variables
 from jaxd.connection.control_client import stop_and_wait
 from jaxd_protocol.network.local_server import LocalServerFiles
+from tests.another_server import own_server_needed
 from tests.end_to_end.terminals import TerminalProcess
 from tests.end_to_end.unchanged import JAXD_RUN, PYTHON, comparable, counts_in, run
 from tests.live_server import LiveServer
@@ -105,6 +106,81 @@ def test_a_program_is_as_with_python(
     assert after.compiles == between.compiles
     assert counts_in(again.stderr)["compiled"] == 0
     assert counts_in(again.stderr)["traces and compiles saved"] == 3
+
+
+LOOP = """
+import os, sys
+import jax
+import jax.numpy as jnp
+
+rate = 2.0
+
+@jax.jit
+def step(x):
+    return x * rate
+
+def show(says):
+    print(says, step(x).tolist(), flush=True)
+
+x = jnp.arange(4.0)
+for _ in range(50):
+    x = step(x) / 2
+show("traced")
+print("in a loop", jax.lax.scan(lambda x, _: (step(x) / 2, None), x, length=50)[0].tolist())
+rate = 3.0
+show("as traced")
+print(jax.vmap(step)(x).tolist(), jax.jit(lambda x: step(x) + 1)(x).tolist())
+with jax.disable_jit():
+    show("step by step")
+if "JAXD" in os.environ and os.fork() == 0:  # where plain jax might wait for ever
+    x = __import__("numpy").arange(4.0, dtype="f4")
+    sys.stdout.write("in a child " + repr(step(x).tolist()) + chr(10))
+    sys.stdout.flush()
+    os._exit(0)
+if "JAXD" in os.environ:
+    os.wait()
+sys.settrace(lambda *_: None)
+show("watched")
+sys.settrace(None)
+show("as before")
+jax.clear_caches()
+show("traced again")
+"""
+
+
+def test_a_loop_runs_in_the_program_as_under_jit(
+    environment: Environment, tmp_path: Path, client: Client
+) -> None:
+    """Each kind of call is dispatched by jax to the server's program, until jax forgets it."""
+    own_server_needed()
+    (tmp_path / "loop.py").write_text(LOOP)
+    plain = run((*PYTHON, "loop.py"), environment, tmp_path)
+    before = client.statistics().calls
+    served = run((*JAXD_RUN, "--report", "loop.py"), environment, tmp_path)
+    assert client.statistics().calls - before < 12
+    counts = counts_in(served.stderr)
+    assert counts["run here"] > 45
+    assert counts["calls"] > 50
+    assert "in a child [0.0, 3.0, 6.0, 9.0]\n" in served.stdout
+    kept = ("traced [", "as traced [", "in a loop", "step by step", "as before", "traced again")
+    told = [
+        [line for line in each.stdout.splitlines() if line.startswith(kept)]
+        for each in (plain, served)
+    ]
+    assert len(told[0]) == 6
+    assert told[1] == told[0]
+
+
+def test_the_place_that_is_asked_for_counts(
+    environment: Environment, tmp_path: Path, client: Client
+) -> None:
+    """`JAXD_PLACE=server`: nothing runs in the program."""
+    (tmp_path / "loop.py").write_text(LOOP)
+    before = client.statistics().calls
+    environment["JAXD_PLACE"] = "server"
+    served = run((*JAXD_RUN, "--report", "loop.py"), environment, tmp_path)
+    assert client.statistics().calls - before > 50
+    assert "run here" not in counts_in(served.stderr)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.network.addresses import DEFAULT_TCP_PORT, Address
@@ -66,6 +66,9 @@ class Settings:
         place: where calls run once their program is known: "server", "here" or "auto"; see
             `jaxd.tracing.here`.
     """
+
+    default_place: ClassVar[Places] = "server"
+    """Where nothing else says it; for all of this process."""
 
     __slots__ = (
         "autostart",
@@ -171,7 +174,7 @@ class Settings:
             else file.get("verify", False),
             place=_parse_place(environment.get("JAXD_PLACE"), "JAXD_PLACE")
             or _parse_place(file.get("place"), f"`place` in {config_file()}")
-            or "server",
+            or cls.default_place,
         )
 
     def __repr__(self) -> str:

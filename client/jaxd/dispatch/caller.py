@@ -154,6 +154,10 @@ class Caller:
         """The result of a call whose program is in this process, else `ELSEWHERE`."""
         return ELSEWHERE
 
+    def takes_programs(self) -> bool:
+        """Whether the server's programs may run in this process."""
+        return False
+
     def warmed(self, call: CallRequest) -> None:
         """Called when the program of such calls is ready on the server."""
 

@@ -216,6 +216,19 @@ def is_checked() -> bool:
     return False
 
 
+def is_staged() -> bool:
+    """Whether jax traces the caller into a program, as it does with the body of `jax.lax.scan`.
+
+    Uses jax's private stack of traces: a transformation, such as `jax.grad`, may be above it.
+    """
+    trace = sys.modules["jax._src.core"].trace_ctx.trace
+    while trace is not None:
+        if type(trace).__name__ == "DynamicJaxprTrace":
+            return True
+        trace = getattr(trace, "parent_trace", None)
+    return False
+
+
 def outside_trace(make: Callable[..., Any], *args: Any) -> Any:
     """The result of a jax function: an array also where jax traces the caller.
 

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from jaxd.interop.jax_runtime import loaded_jax
+from jaxd_protocol.base.process import reset_after_fork
+from jaxd_protocol.jit.static_args import NO_STATIC_ARGS, StaticArgs
 
 UNKNOWN: Final = object()
 """What `FastCalls` return for a call of a kind that was not added."""
@@ -71,39 +73,52 @@ class FastCalls:
 
     Args:
         name: of the function.
+        statics: its static arguments, which jax tells apart by `==`; else there are none.
+        function: what runs instead under `jax.disable_jit()`.
 
     Raises:
         Exception: when this version of jax has no such thing.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        statics: StaticArgs = NO_STATIC_ARGS,
+        function: Callable[..., Any] | None = None,
+    ) -> None:
         pjit = sys.modules["jax._src.pjit"]
         pxla = sys.modules["jax._src.interpreters.pxla"]
         self._fast_path: Callable[..., Any] = pjit._get_fastpath_data  # noqa: SLF001
         self._added = threading.local()  # what the call that runs now is to be added with
         self.call: Callable[..., Any] = sys.modules["jaxlib._jax"].pjit(
             name,
-            None,
+            function,
             self._miss,
-            [],
-            [],
+            sorted(statics.positions),
+            sorted(statics.names),
             pxla.JitGlobalCppCacheKeys(),
             sys.modules["jax._src.tree_util"].dispatch_registry,
             pxla.cc_shard_arg,
         )
 
     def add(
-        self, program: LocalProgram, structure: Any, args: Iterable[Any], kwargs: dict[str, Any]
+        self,
+        program: LocalProgram,
+        structure: Any,
+        leaves: list[Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
         """Makes a call, and dispatches all of its kind to its program from now on.
 
         Args:
             program: answers it.
             structure: that of its result.
-            args: the positional arguments, which hold nothing but what jax traces.
+            leaves: what the program is given.
+            args: the positional arguments.
             kwargs: those by name.
         """
-        self._added.value = program, structure
+        self._added.value = program, structure, leaves
         try:
             return self.call(*args, **kwargs)
         finally:
@@ -114,9 +129,62 @@ class FastCalls:
         added = getattr(self._added, "value", None)
         if added is None:
             return UNKNOWN, None, True
-        program, structure = added
-        leaves = loaded_jax().tree.leaves((args, kwargs))
+        program, structure, leaves = added
         made = program(leaves)
         executable = program.compiled._executable  # noqa: SLF001
         fast_path = self._fast_path(executable, structure, leaves, made, (), (), None, [])
         return structure.unflatten(made), fast_path, fast_path is None
+
+
+class JitCalls:
+    """The calls of a function that are dispatched as under `jax.jit`, to programs of a server.
+
+    What the function reads beside its arguments counts as it was at the first call of a kind, and
+    static values are told apart by `==`. Thread-safe.
+
+    Args:
+        function: the function.
+        statics: its static arguments.
+
+    Attributes:
+        call: makes a call of a kind that was added; `UNKNOWN` for any other.
+    """
+
+    def __init__(self, function: Callable[..., Any], statics: StaticArgs) -> None:
+        self._function = function
+        self._statics = statics
+        self._calls: FastCalls | None = None
+        self._is_possible = True
+        self.call: Callable[..., Any] = _unknown
+        reset_after_fork(self)
+
+    def after_fork(self) -> None:
+        """In the child of a fork: XLA's threads are not in it, so a program would never end."""
+        self.clear()
+        self._is_possible = False
+
+    def clear(self) -> None:
+        """Forgets what was added."""
+        self._calls, self.call = None, _unknown
+
+    def fast_calls(self) -> FastCalls | None:
+        """What calls are added to; None where this version of jax has no such thing."""
+        if self._calls is None and self._is_possible:
+            name = getattr(self._function, "__name__", "function")
+            try:
+                self._calls = FastCalls(name, self._statics, self._function)
+            except Exception:  # noqa: BLE001  names that a newer jax does not have
+                self._is_possible = False
+                return None
+            self.call = self._calls.call
+        return self._calls
+
+
+def _unknown(*_: Any, **__: Any) -> Any:
+    return UNKNOWN
+
+
+class CallsHere:
+    """How many calls ran in this process, with programs of a server."""
+
+    count = 0

@@ -25,6 +25,7 @@ from jaxd_protocol.packages.distributions import Package, changed_since_first_se
 from jaxd_protocol.pytree.references import function_mark
 
 if TYPE_CHECKING:
+    from jaxd.interop.local_programs import JitCalls
     from jaxd.request.process_answers import NamedTexts
     from jaxd_protocol.fingerprint import Fingerprint, WalkResult
     from jaxd_protocol.fingerprint.data_model import CallbackCandidates, Reader
@@ -392,6 +393,8 @@ class SnapshotCache:
 
     Attributes:
         refusal: why the function could not be walked, where its calls run here; else None.
+        jit_calls: what dispatches its calls that run in this process as `jax.jit` does; None where
+            each of them looks whether the function is as it was.
     """
 
     def __init__(
@@ -403,6 +406,7 @@ class SnapshotCache:
         callbacks: tuple[Callable[..., Any], ...] = (),
     ) -> None:
         self.refusal: WalkRefusal | None = None
+        self.jit_calls: JitCalls | None = None
         self._function = function
         self._options = options
         self._rules = (ignored, ship, callbacks)

@@ -25,7 +25,7 @@ from jaxd.dispatch.caller import Caller
 from jaxd.dispatch.local_runs import default_platform
 from jaxd.interop.jax_registry import array_class
 from jaxd.interop.jax_runtime import current_config, import_jax, loaded_jax
-from jaxd.interop.local_programs import UNKNOWN, FastCalls, LocalProgram
+from jaxd.interop.local_programs import UNKNOWN, CallsHere, FastCalls, JitCalls, LocalProgram
 from jaxd.interop.remote_array import RemoteArray, give_up
 from jaxd.request.array_specs import encode_specs
 from jaxd.request.function_snapshot import ELSEWHERE
@@ -161,8 +161,20 @@ class LocalCalls:
         result = fast.call(*args, **kwargs)
         return ELSEWHERE if result is UNKNOWN else result
 
-    def run_taken(self, taken: Taken, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run_taken(
+        self,
+        taken: Taken,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        jit_calls: JitCalls | None,
+    ) -> Any:
         """The result of a call that a program answers here; `ELSEWHERE` where it does not fit.
+
+        Args:
+            taken: the program.
+            args: the positional arguments.
+            kwargs: those by name.
+            jit_calls: of a function whose calls are to be dispatched as under `jax.jit`.
 
         Raises:
             Exception: what jax raises.
@@ -173,11 +185,14 @@ class LocalCalls:
         leaves = loaded_jax().tree.leaves(wrapped)
         if not taken.program.fits(leaves):
             return ELSEWHERE
-        fast = self._fast_calls(args, kwargs, wrapped)
+        if jit_calls is None:
+            fast, dispatched = self._fast_calls(args, kwargs, wrapped), wrapped
+        else:
+            fast, dispatched = jit_calls.fast_calls(), (args, kwargs)
         if fast is None:
             result = taken.structure.unflatten(taken.program(leaves))
         else:
-            result = fast.add(taken.program, taken.structure, *wrapped)
+            result = fast.add(taken.program, taken.structure, leaves, *dispatched)
         _give_up(given, self._name)
         return result
 
@@ -376,13 +391,13 @@ class HereCaller(Caller):
         except Exception:  # noqa: BLE001  raised again where the call is encoded
             return ELSEWHERE
         local: LocalCalls | None = spec.local
-        if local is not None:
-            result = local.run(args, kwargs)
-            if result is not ELSEWHERE:
-                return result
-        elif spec.snapshot.guards.complete:
+        if local is None and spec.snapshot.guards.complete:
             return ELSEWHERE
-        return self._run_described(snapshots, spec, config, args, kwargs)
+        result = ELSEWHERE if local is None else local.run(args, kwargs)
+        if result is ELSEWHERE:
+            result = self._run_described(snapshots, spec, config, args, kwargs)
+        CallsHere.count += result is not ELSEWHERE
+        return result
 
     def _run_described(
         self,
@@ -409,7 +424,7 @@ class HereCaller(Caller):
             taken = local.found.get(skeleton)
         if not isinstance(taken, Taken):
             return ELSEWHERE
-        return local.run_taken(taken, args, kwargs)
+        return local.run_taken(taken, args, kwargs, snapshots.jit_calls)
 
     def call(self, call: CallRequest) -> Any:
         """As of any caller.
@@ -429,6 +444,14 @@ class HereCaller(Caller):
         if calls > 1 and skeleton not in local.asked:
             local.found[skeleton] = "its arguments cannot be described without their data"
         return result
+
+    def takes_programs(self) -> bool:
+        """Whether the server's programs may run in this process.
+
+        Raises:
+            PlaceRefused: with `place="here"`, where they may not.
+        """
+        return self.runs_here and loaded_jax() is not None and self._may_take()
 
     def warmed(self, call: CallRequest) -> None:
         """The server has the program of a call ready: loads it, however large."""

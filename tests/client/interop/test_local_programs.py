@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from jax.experimental import serialize_executable
 
-from jaxd.interop.local_programs import UNKNOWN, FastCalls, LocalProgram
+from jaxd.interop.local_programs import UNKNOWN, FastCalls, JitCalls, LocalProgram
 from jaxd_protocol.jax_objects.program_bytes import load_compiled
+from jaxd_protocol.jit.static_args import StaticArgs
 from jaxd_server.jax_compat import programs
 from tests.end_to_end.several_devices import EIGHT
 from tests.live_server import run_client, source_environment
@@ -38,7 +39,7 @@ def test_calls_of_one_kind_run_no_python() -> None:
     program, structure = loaded(scaled, X, 2)
     fast = FastCalls("scaled")
     assert fast.call(X, 2) is UNKNOWN
-    result = fast.add(program, structure, (X, 2), {})
+    result = fast.add(program, structure, [X, 2], (X, 2), {})
     expected = jax.jit(scaled)(X, 2)
     assert jax.tree.map(np.asarray, result)["b"].tolist() == expected["b"].tolist()
     program.compiled = None  # only Python would use it
@@ -66,7 +67,7 @@ def test_others_are_unknown(args: Any, kwargs: Any) -> None:
     """Other types, shapes, places and structures, and what jax does not take."""
     program, structure = loaded(scaled, X, 2)
     fast = FastCalls("scaled")
-    fast.add(program, structure, (X, 2), {})
+    fast.add(program, structure, [X, 2], (X, 2), {})
     assert fast.call(X, 2) is not UNKNOWN
     assert fast.call(*args, **kwargs) is UNKNOWN
 
@@ -75,7 +76,7 @@ def test_settings_of_the_thread_are_part_of_the_kind() -> None:
     """And so is whether jax traces the calling code."""
     program, structure = loaded(scaled, X, 2)
     fast = FastCalls("scaled")
-    fast.add(program, structure, (X, 2), {})
+    fast.add(program, structure, [X, 2], (X, 2), {})
     found: list[Any] = []
     with jax.enable_x64(True):
         found.append(fast.call(X, 2))
@@ -97,7 +98,7 @@ def test_donated_arrays_are_gone() -> None:
     program, structure = loaded(lambda x: x + 1, X, donate_argnums=0)
     fast = FastCalls("step")
     x = jnp.asarray(X) + 0
-    x1 = fast.add(program, structure, (x,), {})
+    x1 = fast.add(program, structure, [x], (x,), {})
     x2 = fast.call(x1)
     assert x.is_deleted()
     assert x1.is_deleted()
@@ -109,7 +110,7 @@ def test_typed_keys_and_what_is_not_used() -> None:
     keys = jax.random.split(jax.random.key(1))
     program, structure = loaded(lambda unused, keys: (keys, jax.random.bits(keys[0])), X, keys)
     fast = FastCalls("keys")
-    for result in (fast.add(program, structure, (X, keys), {}), fast.call(X, keys)):
+    for result in (fast.add(program, structure, [X, keys], (X, keys), {}), fast.call(X, keys)):
         if result is UNKNOWN:
             continue  # jax does not dispatch it by itself
         assert (jax.random.key_data(result[0]) == jax.random.key_data(keys)).all()
@@ -123,7 +124,7 @@ def test_many_threads_at_once() -> None:
 
     def call(n: int) -> None:
         barrier.wait()
-        results.append((n, fast.add(program, structure, (X, n), {})))
+        results.append((n, fast.add(program, structure, [X, n], (X, n), {})))
 
     threads = [threading.Thread(target=call, args=(n,)) for n in range(8)]
     for thread in threads:
@@ -163,3 +164,48 @@ print(program.fits([X]), program.fits([jax.device_put(X, jax.devices()[0])]), pr
     environment["PYTHONPATH"] += ":."
     done = run_client(program, environment=environment)
     assert done.stdout.split() == ["True", "True", "False"], done.stderr
+
+
+# as jax.jit does it ------------------------------------------------------------------------------
+
+
+def test_static_arguments_are_those_of_jit() -> None:
+    """By position and by name; another value is another kind."""
+    program, structure = loaded(lambda x: scaled(x, 2), X)
+    calls = JitCalls(scaled, StaticArgs(frozenset({1}), frozenset({"n"})))
+    assert calls.call(X, 2) is UNKNOWN
+    fast = calls.fast_calls()
+    assert fast is not None
+    fast.add(program, structure, [X], (X, 2), {})
+    np.testing.assert_array_equal(calls.call(X, 2)["b"], X * 2)
+    assert calls.call(X, 3) is UNKNOWN
+    assert calls.call(X, n=2) is UNKNOWN
+    with pytest.raises(ValueError, match=r"[Nn]on-hashable static"):
+        calls.call(X, [2])
+
+
+@pytest.mark.parametrize(
+    "forget", [JitCalls.clear, JitCalls.after_fork, lambda _: jax.clear_caches()]
+)
+def test_what_was_added_is_forgotten(forget: Any) -> None:
+    """When it is cleared, in the child of a fork, and with all that jax has."""
+    program, structure = loaded(scaled, X, 2)
+    calls = JitCalls(scaled, StaticArgs())
+    fast = calls.fast_calls()
+    assert fast is not None
+    fast.add(program, structure, [X, 2], (X, 2), {})
+    assert calls.call(X, 2) is not UNKNOWN
+    forget(calls)
+    assert calls.call(X, 2) is UNKNOWN
+
+
+def test_nothing_is_compiled_under_disable_jit() -> None:
+    """The Python runs."""
+    program, structure = loaded(scaled, X, 2)
+    calls = JitCalls(lambda x, n: ("Python", x, n), StaticArgs())
+    fast = calls.fast_calls()
+    assert fast is not None
+    fast.add(program, structure, [X, 2], (X, 2), {})
+    with jax.disable_jit():
+        assert calls.call(X, 2)[0] == "Python"
+    assert calls.call(X, 2)["a"][1] == 2

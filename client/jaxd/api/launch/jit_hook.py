@@ -17,11 +17,15 @@ from types import MappingProxyType, ModuleType
 from typing import Any, Final, NamedTuple
 
 from jaxd.api.decorator import CallOptions, bind, check_options
-from jaxd.api.function import PersistentFunction
+from jaxd.api.function import FunctionBinding, PersistentFunction
 from jaxd.api.transforms import hide_frames
 from jaxd.dispatch.caller import Caller, CallerLookup
 from jaxd.interop.after_import import AfterImport
+from jaxd.interop.jax_runtime import is_checked, is_staged
+from jaxd.interop.local_programs import UNKNOWN, CallsHere, JitCalls
 from jaxd_protocol.fingerprint.function_wrapper import FunctionWrapper
+from jaxd_protocol.jit.options import Config
+from jaxd_protocol.jit.static_args import infer_static_args
 from jaxd_protocol.packages.installed import content_of, is_local_module
 
 _PLAIN_CALLERS: Final = frozenset({"jax", "jaxlib", "jaxd", "jaxd_protocol", "jaxd_server"})
@@ -152,11 +156,45 @@ class JitHook:
 
 
 class HookedFunction(PersistentFunction[..., Any]):
-    """A persistent function whose author wrote `jax.jit`, and is shown what that shows."""
+    """A persistent function whose author wrote `jax.jit`, and is shown what that shows.
 
-    __slots__ = ()
+    Where its calls run in this process, they are dispatched as `jax.jit` does it.
+    """
+
+    __slots__ = ("_jit_calls",)
 
     _repeats_raised = True
+
+    def __init__(self, binding: FunctionBinding) -> None:
+        super().__init__(binding)
+        statics = infer_static_args(binding.function, binding.options)
+        self._jit_calls = binding.snapshots.jit_calls = JitCalls(binding.function, statics)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As `jax.jit`, and as any persistent function."""
+        try:
+            if not (plain.is_wanted or is_watched() or is_checked()):
+                result = self._jit_calls.call(*args, **kwargs)
+                if result is not UNKNOWN:
+                    CallsHere.count += 1
+                    return result
+            return super().__call__(*args, **kwargs)
+        except BaseException as error:
+            hide_frames(error)
+            raise
+
+    def _traced(
+        self, caller: Caller, config: Config, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """In the body of a loop it is a part of the loop's program, where that is compiled here."""
+        if is_staged() and caller.takes_programs():
+            return self._call_inline(*args, **kwargs)
+        return super()._traced(caller, config, args, kwargs)
+
+    def clear(self) -> int:
+        """As of any persistent function, and what this process has."""
+        self._jit_calls.clear()
+        return super().clear()
 
     def __repr__(self) -> str:
         try:

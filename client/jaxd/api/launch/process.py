@@ -13,9 +13,11 @@ from typing import Any, Final, Literal
 
 from jaxd.api.launch.jit_hook import JitHook, plain
 from jaxd.api.launch.summary import Summary, leave, left_for
+from jaxd.connection.settings import Settings
 from jaxd.dispatch.session import Session
 from jaxd.interop.after_import import AfterImport
 from jaxd.interop.jax_runtime import loaded_jax
+from jaxd.interop.local_programs import CallsHere
 from jaxd_protocol.base.process import reset_after_fork
 from jaxd_protocol.errors import ConfigurationError, FallbackWarning
 from jaxd_protocol.network.local_server import cache_root, make_private_directory
@@ -81,6 +83,7 @@ class HookedProcess:
         self.warnings: dict[str, type[Warning]] = {}
         self._main, self._says = _main_process()
         Session.keeps_use = True
+        Settings.default_place = "auto"
         collect_warnings(self.warnings.setdefault)
         if "jax" in sys.modules:
             use_eager_cache()
@@ -99,7 +102,7 @@ class HookedProcess:
     def after_fork(self) -> None:
         """Forgets what the parent has counted, which tells it itself."""
         self.hook.not_served.clear()
-        plain.watched = 0
+        plain.watched = CallsHere.count = 0
         fallback = sys.modules.get("jaxd.tracing.fallback")
         if fallback is not None:
             fallback.ran_here.clear()
@@ -123,7 +126,7 @@ class HookedProcess:
                 if category is not FallbackWarning  # which is among the reasons
             ]
             print(*lines, sep="\n", file=stream, flush=True)
-        elif stream.isatty() and any(summary[:6]):
+        elif stream.isatty() and any(summary[:7]):
             print(summary.line(programs=True), file=stream, flush=True)
 
 

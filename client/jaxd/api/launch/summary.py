@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from jaxd.dispatch.caller import default_callers
+from jaxd.interop.local_programs import CallsHere
 from jaxd_protocol.network.local_server import make_private_directory, runtime_dir
 
 
@@ -20,8 +21,9 @@ class Summary(NamedTuple):
     """Counts, which can be added up.
 
     Attributes:
-        calls: calls that a server has answered.
-        compiled: of these, the ones for which a program was traced and compiled.
+        calls: calls that a server, or its program in the process, has answered.
+        here: of these, the ones that ran in the process.
+        compiled: of all, the ones for which a program was traced and compiled.
         spared: programs that were found, so that nothing was traced or compiled.
         fell_back: calls that ran under plain `jax.jit` here because the server could not run them.
         watched: calls that ran so because a debugger or a coverage tool looks at the process.
@@ -32,6 +34,7 @@ class Summary(NamedTuple):
     """
 
     calls: int = 0
+    here: int = 0
     compiled: int = 0
     spared: int = 0
     fell_back: int = 0
@@ -61,7 +64,8 @@ class Summary(NamedTuple):
         for reason, functions in (not_served or {}).items():
             reasons[f"left to jax.jit: {reason}"] += functions
         return cls(
-            int(used["calls"]),
+            int(used["calls"]) + CallsHere.count,
+            CallsHere.count,
             int(used["compiled"]),
             int(used["loaded"] + used["found"]),
             sum(each.calls for each in here),
@@ -75,12 +79,13 @@ class Summary(NamedTuple):
     def total(cls, parts: Iterable[Summary]) -> Summary:
         """The sum."""
         reasons = Counter[str]()
-        counts = [0.0] * 7
+        counts = [0.0] * 8
         for part in parts:
-            counts = [a + b for a, b in zip(counts, part[:7], strict=True)]
+            counts = [a + b for a, b in zip(counts, part[:8], strict=True)]
             reasons.update(part.reasons)
-        calls, compiled, spared, fell_back, watched, left = map(int, counts[:6])
-        return cls(calls, compiled, spared, fell_back, watched, left, counts[6], dict(reasons))
+        calls, here, compiled, spared, fell_back, watched, left = map(int, counts[:7])
+        counted = calls, here, compiled, spared, fell_back, watched, left
+        return cls(*counted, counts[7], dict(reasons))
 
     @classmethod
     def read(cls, text: str | bytes) -> Summary:
@@ -105,6 +110,7 @@ class Summary(NamedTuple):
             f"{self.calls:,} calls",
             f"{self.compiled:,} compiled",
             f"{max(0, self.calls - self.compiled):,} warm",
+            *([f"{self.here:,} run here"] if self.here else []),
             *([f"{self.spared:,} traces and compiles saved"] if programs else []),
             f"{self.fell_back:,} fell back",
             *([f"{self.watched:,} under a debugger or coverage"] if self.watched else []),
