@@ -79,6 +79,12 @@ def package_of(module: str) -> Package | None:
         return _found.setdefault(module, _found.setdefault(root, found)).package
 
 
+def package_on_disk(module: str) -> Package | None:
+    """As `package_of`, looked up anew and not kept."""
+    found = _find_package(import_root(module))
+    return None if found is None else found.package
+
+
 def import_root(module: str) -> str:
     """The shortest leading part of a name that one distribution owns: `jax`, `google.protobuf`."""
     name, _, rest = module.partition(".")

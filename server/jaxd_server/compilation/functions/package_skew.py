@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from jaxd_protocol.errors import MissingPackage, PackageMismatch
 from jaxd_protocol.explain.key_differences import dependency_difference
-from jaxd_protocol.packages.distributions import Package, package_of
+from jaxd_protocol.packages.distributions import (
+    Package,
+    import_root,
+    package_of,
+    package_on_disk,
+)
 from jaxd_server.runtime.events import Emit
 from jaxd_server.runtime.imported_packages import Change
 
@@ -47,9 +53,19 @@ def compare(function: str, packages: Mapping[str, Package]) -> tuple[Difference,
     found: dict[str, Difference] = {}
     for module, theirs in packages.items():
         difference = _difference(function, module, theirs, package_of(module))
-        if difference is not None:
+        if difference is not None and not _has_come_since(module, theirs):
             found.setdefault(difference.package, difference)
     return tuple(found.values())
+
+
+def _has_come_since(module: str, theirs: Package) -> bool:
+    """Whether it was installed a moment ago and is imported here when a function needs it first.
+
+    What is installed is looked at each second: in between it may be what it was in the middle of an
+    installation.
+    """
+    is_imported = import_root(module) in sys.modules
+    return not is_imported and package_on_disk(module) == theirs
 
 
 def refuse_missing(differences: Sequence[Difference]) -> None:

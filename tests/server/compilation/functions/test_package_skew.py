@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import importlib
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jaxd_protocol.errors import MissingPackage, PackageMismatch
-from jaxd_protocol.packages.distributions import Package, package_of
+from jaxd_protocol.packages.distributions import Package, package_of, package_on_disk
 from jaxd_server.compilation.functions.package_skew import (
     Difference,
     compare,
@@ -15,6 +17,7 @@ from jaxd_server.compilation.functions.package_skew import (
 )
 from jaxd_server.runtime.imported_packages import Change
 from tests.end_to_end.gates import advice
+from tests.fake_packages import FakeSite
 from tests.identity.projects import needs
 
 
@@ -81,6 +84,24 @@ def test_the_same_version_with_other_files() -> None:
     found = difference(optax=ours("optax")._replace(digest=b"other"))
     assert found.kind == "files"
     assert "has other files on the server" in found.text
+
+
+@pytest.mark.parametrize("imported", [False, True])
+def test_what_was_seen_in_the_middle_of_an_installation_is_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, imported: bool
+) -> None:
+    """Unless it is imported here as it was then."""
+    site = FakeSite(tmp_path)
+    monkeypatch.syspath_prepend(site.path)
+    (site.path / "skewed_halfway.py").write_text("")
+    assert ours("skewed_halfway").version == ""
+    if imported:
+        importlib.import_module("skewed_halfway")
+    site.install("skewed-halfway", "1.1", {"skewed_halfway.py": ""})
+    theirs = package_on_disk("skewed_halfway")
+    assert theirs is not None
+    assert theirs.version == "1.1"
+    assert len(compare("f", {"skewed_halfway": theirs})) == imported
 
 
 def test_a_package_is_told_once() -> None:
