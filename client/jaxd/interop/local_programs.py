@@ -185,6 +185,17 @@ def _unknown(*_: Any, **__: Any) -> Any:
 
 
 class CallsHere:
-    """How many calls ran in this process, with programs of a server."""
+    """Calls that ran in this process, with programs of a server.
 
-    count = 0
+    Attributes:
+        count: how many.
+    """
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+calls_here: Final = CallsHere()
+"""Of this process."""

@@ -25,7 +25,7 @@ from jaxd.dispatch.caller import Caller
 from jaxd.dispatch.local_runs import default_platform
 from jaxd.interop.jax_registry import array_class
 from jaxd.interop.jax_runtime import current_config, import_jax, loaded_jax
-from jaxd.interop.local_programs import UNKNOWN, CallsHere, FastCalls, JitCalls, LocalProgram
+from jaxd.interop.local_programs import UNKNOWN, FastCalls, JitCalls, LocalProgram, calls_here
 from jaxd.interop.remote_array import RemoteArray, give_up
 from jaxd.request.array_specs import encode_specs
 from jaxd.request.function_snapshot import ELSEWHERE
@@ -396,7 +396,7 @@ class HereCaller(Caller):
         result = ELSEWHERE if local is None else local.run(args, kwargs)
         if result is ELSEWHERE:
             result = self._run_described(snapshots, spec, config, args, kwargs)
-        CallsHere.count += result is not ELSEWHERE
+        calls_here.count += result is not ELSEWHERE
         return result
 
     def _run_described(

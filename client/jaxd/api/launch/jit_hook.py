@@ -21,8 +21,8 @@ from jaxd.api.function import FunctionBinding, PersistentFunction
 from jaxd.api.transforms import hide_frames
 from jaxd.dispatch.caller import Caller, CallerLookup
 from jaxd.interop.after_import import AfterImport
-from jaxd.interop.jax_runtime import is_checked, is_staged
-from jaxd.interop.local_programs import UNKNOWN, CallsHere, JitCalls
+from jaxd.interop.jax_runtime import is_staged
+from jaxd.interop.local_programs import UNKNOWN, JitCalls, calls_here
 from jaxd_protocol.fingerprint.function_wrapper import FunctionWrapper
 from jaxd_protocol.jit.options import Config
 from jaxd_protocol.jit.static_args import infer_static_args
@@ -173,10 +173,10 @@ class HookedFunction(PersistentFunction[..., Any]):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As `jax.jit`, and as any persistent function."""
         try:
-            if not (plain.is_wanted or is_watched() or is_checked()):
+            if not (plain.is_wanted or is_watched()):
                 result = self._jit_calls.call(*args, **kwargs)
                 if result is not UNKNOWN:
-                    CallsHere.count += 1
+                    calls_here.count += 1
                     return result
             return super().__call__(*args, **kwargs)
         except BaseException as error:
@@ -234,13 +234,15 @@ class Plain:
 
 def is_watched() -> bool:
     """Whether a debugger or a coverage tool sees each line of this process."""
-    return sys.gettrace() is not None or any(map(_monitoring_tool, _WATCHERS))
+    if _get_tool is not None and (_get_tool(_DEBUGGER) or _get_tool(_COVERAGE)):
+        return True
+    return sys.gettrace() is not None
 
 
-_WATCHERS: Final = (0, 1)
-"""Numbers of debuggers and of coverage tools in `sys.monitoring`."""
-
-_monitoring_tool: Final = getattr(getattr(sys, "monitoring", None), "get_tool", lambda _: None)
+_DEBUGGER: Final = 0
+_COVERAGE: Final = 1
+_get_tool: Final = getattr(getattr(sys, "monitoring", None), "get_tool", None)
+"""Gives the tool of a number, from Python 3.12 on."""
 
 plain: Final = Plain()
 """Of this process."""

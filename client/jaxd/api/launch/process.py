@@ -17,7 +17,7 @@ from jaxd.connection.settings import Settings
 from jaxd.dispatch.session import Session
 from jaxd.interop.after_import import AfterImport
 from jaxd.interop.jax_runtime import loaded_jax
-from jaxd.interop.local_programs import CallsHere
+from jaxd.interop.local_programs import calls_here
 from jaxd_protocol.base.process import reset_after_fork
 from jaxd_protocol.errors import ConfigurationError, FallbackWarning
 from jaxd_protocol.network.local_server import cache_root, make_private_directory
@@ -102,7 +102,7 @@ class HookedProcess:
     def after_fork(self) -> None:
         """Forgets what the parent has counted, which tells it itself."""
         self.hook.not_served.clear()
-        plain.watched = CallsHere.count = 0
+        plain.watched = calls_here.count = 0
         fallback = sys.modules.get("jaxd.tracing.fallback")
         if fallback is not None:
             fallback.ran_here.clear()

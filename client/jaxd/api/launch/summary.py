@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from jaxd.dispatch.caller import default_callers
-from jaxd.interop.local_programs import CallsHere
+from jaxd.interop.local_programs import calls_here
 from jaxd_protocol.network.local_server import make_private_directory, runtime_dir
 
 
@@ -64,8 +64,8 @@ class Summary(NamedTuple):
         for reason, functions in (not_served or {}).items():
             reasons[f"left to jax.jit: {reason}"] += functions
         return cls(
-            int(used["calls"]) + CallsHere.count,
-            CallsHere.count,
+            int(used["calls"]) + calls_here.count,
+            calls_here.count,
             int(used["compiled"]),
             int(used["loaded"] + used["found"]),
             sum(each.calls for each in here),
