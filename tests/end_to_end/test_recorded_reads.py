@@ -299,7 +299,6 @@ def test_clients_that_begin_at_once_share_no_build_where_their_values_differ(
     (tmp_path / "late_shared.py").write_text("import os; K = float(os.environ['RR_SHARED'])")
     program = """
 import sys
-import time
 sys.path.insert(0, sys.argv[1])
 import jaxd
 @jaxd.persistent_call
@@ -335,7 +334,6 @@ def test_a_package_that_two_functions_bring_runs_once_and_counts_for_both(
     (package / "__init__.py").write_text(PACKAGE)
     program = """
 import sys
-import time
 sys.path.insert(0, sys.argv[1])
 import jaxd, rr_package
 one, two = (jaxd.persistent_call(f, ship="source") for f in (rr_package.one, rr_package.two))
@@ -419,7 +417,6 @@ def test_why_names_what_was_read(
 
 RECORDED = """
 import sys
-import time
 sys.path.insert(0, sys.argv[1])
 import jaxd
 @jaxd.persistent_call

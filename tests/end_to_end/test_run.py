@@ -108,6 +108,8 @@ def test_a_program_is_as_with_python(
     assert counts_in(again.stderr)["traces and compiles saved"] == 3
 
 
+TWO = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
+
 LOOP = """
 import os, sys
 import jax
@@ -145,6 +147,29 @@ sys.settrace(None)
 show("as before")
 jax.clear_caches()
 show("traced again")
+
+@jax.jit
+def early(x):
+    return x * rate
+
+for rate in (2.0, 3.0, 3.0, 4.0, 2.0, 5.0):
+    print("early", float(early(1.0)))
+for rate in (6.0, 7.0, 7.0):
+    print("early", early(jnp.ones(1)).tolist())
+jax.clear_caches()
+print("early", float(early(1.0)))
+
+@jax.jit
+def log(x):
+    return jnp.log(x)
+
+for _ in range(3):
+    log(-x)
+with jax.debug_nans(True):
+    try:
+        log(-x)
+    except FloatingPointError as error:
+        print("nan:", str(error).splitlines()[0])
 """
 
 
@@ -157,18 +182,55 @@ def test_a_loop_runs_in_the_program_as_under_jit(
     plain = run((*PYTHON, "loop.py"), environment, tmp_path)
     before = client.statistics().calls
     served = run((*JAXD_RUN, "--report", "loop.py"), environment, tmp_path)
-    assert client.statistics().calls - before < 12
+    assert client.statistics().calls - before < 20
     counts = counts_in(served.stderr)
     assert counts["run here"] > 45
     assert counts["calls"] > 50
-    assert "in a child [0.0, 3.0, 6.0, 9.0]\n" in served.stdout
-    kept = ("traced [", "as traced [", "in a loop", "step by step", "as before", "traced again")
+    assert "in a child [0.0, 2.0, 4.0, 6.0]\n" in served.stdout
+    kept = ("traced", "as traced", "in a loop", "step by step", "as before", "early", "nan:")
     told = [
         [line for line in each.stdout.splitlines() if line.startswith(kept)]
         for each in (plain, served)
     ]
-    assert len(told[0]) == 6
+    assert len(told[0]) == 17
     assert told[1] == told[0]
+
+
+DEVICES = """
+import jax
+import numpy as np
+
+@jax.jit
+def double(x):
+    return x * 2
+
+def where(x):
+    return double(x).devices()
+
+for _ in range(3):
+    print(where(1.0))
+with jax.default_device(jax.devices()[1]):
+    for _ in range(3):
+        print(where(1.0), where(np.ones(2)))
+print(where(1.0))
+jax.config.update("jax_default_device", jax.devices()[1])
+print(where(1.0), where(np.ones(2)))
+"""
+
+
+def test_the_default_device_of_the_program_counts(tmp_path: Path) -> None:
+    """Also once the program of the first device has come."""
+    (tmp_path / "devices.py").write_text(DEVICES)
+    server = LiveServer(tmp_path, **TWO)
+    try:
+        environment = server.environment | TWO | {"JAXD_DEVICE": "0"}
+        plain = run((*PYTHON, "devices.py"), environment, tmp_path)
+        served = run((*JAXD_RUN, "--report", "devices.py"), environment, tmp_path)
+    finally:
+        server.close()
+    assert plain.stdout.count("\n") == 8
+    assert served.stdout == plain.stdout
+    assert counts_in(served.stderr)["run here"] >= 2
 
 
 def test_the_place_that_is_asked_for_counts(

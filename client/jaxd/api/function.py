@@ -139,7 +139,7 @@ class FunctionBinding(NamedTuple):
                 return caller.encode(*made, {}, timeout_s, results or form, strict, fallback)
             form = results or form
             call = caller.encode(spec, args, kwargs, timeout_s, form, strict, fallback)
-            if not spec.snapshot.guards.complete:
+            if spec.snapshot.is_pinned:
                 call = self.with_pinned_spec(caller, call, config)
         except Exception as error:
             set_origin(error, FailureOrigin("walking" if spec is None else "packing"))

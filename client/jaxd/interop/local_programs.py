@@ -46,12 +46,15 @@ class LocalProgram:
     def fits(self, leaves: Sequence[Any]) -> bool:
         """Whether it takes such leaves, as they are and where they lie.
 
-        An array of 64 bits is none of 32 to jax, and one that was put on another device stays.
+        An array of 64 bits is none of 32 to jax, and one that was put on another device stays; so
+        does all where jax's default is another device.
         """
-        if len(leaves) != len(self._taken):
-            return False
         jax = loaded_jax()
-        here, canonical = {jax.devices()[0]}, jax.dtypes.canonicalize_dtype
+        first = jax.devices()[0]
+        is_first = jax.config.jax_default_device in (None, first, first.platform)
+        if len(leaves) != len(self._taken) or not is_first:
+            return False
+        here, canonical = {first}, jax.dtypes.canonicalize_dtype
         for leaf, (shape, dtype) in zip(leaves, self._taken, strict=True):
             found = getattr(leaf, "dtype", None)
             if found is None:
@@ -74,7 +77,7 @@ class FastCalls:
     Args:
         name: of the function.
         statics: its static arguments, which jax tells apart by `==`; else there are none.
-        function: what runs instead under `jax.disable_jit()`.
+        function: what runs instead under `jax.disable_jit()`; None where nobody calls it then.
 
     Raises:
         Exception: when this version of jax has no such thing.
@@ -100,6 +103,8 @@ class FastCalls:
             sys.modules["jax._src.tree_util"].dispatch_registry,
             pxla.cc_shard_arg,
         )
+        if function is not None:  # what `jax_debug_nans` looks through for the operation at fault
+            self.call._fun = function  # noqa: SLF001
 
     def add(
         self,
@@ -139,8 +144,8 @@ class FastCalls:
 class JitCalls:
     """The calls of a function that are dispatched as under `jax.jit`, to programs of a server.
 
-    What the function reads beside its arguments counts as it was at the first call of a kind, and
-    static values are told apart by `==`. Thread-safe.
+    Static values are told apart by `==`, and nothing looks whether the function is as it was: its
+    snapshots are pinned, see `SnapshotCache`. Thread-safe.
 
     Args:
         function: the function.
@@ -155,29 +160,33 @@ class JitCalls:
         self._statics = statics
         self._calls: FastCalls | None = None
         self._is_possible = True
+        self._lock = threading.Lock()  # guards _calls, and the setting of call
         self.call: Callable[..., Any] = _unknown
         reset_after_fork(self)
 
     def after_fork(self) -> None:
         """In the child of a fork: XLA's threads are not in it, so a program would never end."""
-        self.clear()
+        self._lock = threading.Lock()
         self._is_possible = False
+        self.clear()
 
     def clear(self) -> None:
         """Forgets what was added."""
-        self._calls, self.call = None, _unknown
+        with self._lock:
+            self._calls, self.call = None, _unknown
 
     def fast_calls(self) -> FastCalls | None:
         """What calls are added to; None where this version of jax has no such thing."""
-        if self._calls is None and self._is_possible:
-            name = getattr(self._function, "__name__", "function")
-            try:
-                self._calls = FastCalls(name, self._statics, self._function)
-            except Exception:  # noqa: BLE001  names that a newer jax does not have
-                self._is_possible = False
-                return None
-            self.call = self._calls.call
-        return self._calls
+        with self._lock:
+            if self._calls is None and self._is_possible:
+                name = getattr(self._function, "__name__", "function")
+                try:
+                    self._calls = FastCalls(name, self._statics, self._function)
+                except Exception:  # noqa: BLE001  names that a newer jax does not have
+                    self._is_possible = False
+                else:
+                    self.call = self._calls.call
+            return self._calls
 
 
 def _unknown(*_: Any, **__: Any) -> Any:

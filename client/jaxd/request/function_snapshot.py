@@ -194,6 +194,7 @@ class FunctionSnapshot:
         installed: which state of the installed packages it was made with; see `package_changes`.
         is_fresh: whether only the call for which it was made has used it.
         guards: detect changes since then, as far as they are complete.
+        is_pinned: whether calls with a known signature go on to use the snapshot of the first one.
         reader: rebuilds its results, as instances of the classes that it reaches.
         statics: its static arguments.
         archives: the packages that travel as files; None when code travels by value.
@@ -239,6 +240,7 @@ class FunctionSnapshot:
             function, self.name, ignore=ignored, archives=self.archives, listed=listed
         )
         self.guards = self._walk_result.guards
+        self.is_pinned = not self.guards.complete
         self._readers = _readers_of_classes(self._walk_result)
         self._scope = self._walk_result.reach.scope(self.walk_fingerprint.digest)
         self._packed: bytes | None = None
@@ -261,6 +263,17 @@ class FunctionSnapshot:
     def fingerprint(self) -> bytes:
         """Sixteen bytes that stand for the function, with what it reads of this process."""
         return self.manifest.recorded_fingerprint
+
+    def pinned_for_good(self) -> dict[bytes, FunctionSnapshot]:
+        """Those that calls go on to use when the function has changed.
+
+        Not those of which it has turned out that they read more of this process than they hold.
+        """
+        return {
+            skeleton: snapshot
+            for skeleton, snapshot in self.pinned.items()
+            if snapshot.manifest.reads or not snapshot.learned
+        }
 
     @cached_property
     def named_texts(self) -> NamedTexts:
@@ -393,8 +406,8 @@ class SnapshotCache:
 
     Attributes:
         refusal: why the function could not be walked, where its calls run here; else None.
-        jit_calls: what dispatches its calls that run in this process as `jax.jit` does; None where
-            each of them looks whether the function is as it was.
+        jit_calls: what dispatches its calls that run in this process as `jax.jit` does, and has all
+            that it reads pinned; None where each call looks whether it is as it was.
     """
 
     def __init__(
@@ -425,6 +438,11 @@ class SnapshotCache:
     def of(self, function: Callable[..., Any], options: Options) -> SnapshotCache:
         """Those of another function, of which the same is ignored, sent and called back."""
         return SnapshotCache(function, options, *self._rules)
+
+    def clear(self) -> None:
+        """Forgets what calls were pinned to: the function counts as it is now."""
+        with self._lock:
+            self._current = None
 
     def spec(self, config: Config) -> FunctionSpec:
         """The function as it is now, under a configuration.
@@ -462,7 +480,7 @@ class SnapshotCache:
             skeleton: the structure of its arguments.
             config: the configuration of this call.
         """
-        if spec.snapshot.guards.complete:
+        if not spec.snapshot.is_pinned:
             return spec
         snapshot = spec.snapshot.pinned.get(skeleton)
         if snapshot is None:
@@ -486,16 +504,20 @@ class SnapshotCache:
         reads = self._reads.get(found.manifest.fingerprint)
         if reads:
             found.record(reads)
+        is_pinned_for_good = self.jit_calls is not None
+        found.is_pinned |= is_pinned_for_good
         if before is not None and before.fingerprint == found.fingerprint:
             found.pinned.update(before.pinned)
             found.refused.update(before.refused)
+        elif before is not None and is_pinned_for_good and before.installed == installed:
+            found.pinned.update(before.pinned_for_good())
         return found
 
     def _pin(self, snapshot: FunctionSnapshot, skeleton: bytes) -> FunctionSnapshot:
         """The snapshot for the first call with a signature."""
         with self._lock:
             found = snapshot
-            if not snapshot.is_fresh:  # not the call for which it was made
+            if not (snapshot.is_fresh or snapshot.guards.complete):
                 fresh = self._take_snapshot(snapshot, snapshot.installed)
                 if fresh.fingerprint != snapshot.fingerprint:
                     found = fresh

@@ -133,7 +133,7 @@ class LocalCalls:
         self._name = spec.snapshot.name
         self._statics = spec.statics
         # a pinned function is found by the skeleton of the call, which is made first
-        self._is_pinned = not spec.snapshot.guards.complete
+        self._is_pinned = spec.snapshot.is_pinned
         self._fast: dict[Any, FastCalls] = {}  # by what is static
         self._kinds: frozenset[type] = frozenset()  # of arguments that jax tells apart as we do
         self._nodes: dict[type, StaticNode] = {}  # of arguments that are told apart by these
@@ -391,7 +391,7 @@ class HereCaller(Caller):
         except Exception:  # noqa: BLE001  raised again where the call is encoded
             return ELSEWHERE
         local: LocalCalls | None = spec.local
-        if local is None and spec.snapshot.guards.complete:
+        if local is None and not spec.snapshot.is_pinned:
             return ELSEWHERE
         result = ELSEWHERE if local is None else local.run(args, kwargs)
         if result is ELSEWHERE:
@@ -413,7 +413,7 @@ class HereCaller(Caller):
                 skeleton, pickles = encode_specs(args, kwargs, spec.statics, {})
         except Exception:  # noqa: BLE001  raised again where the call is encoded
             return ELSEWHERE
-        if not spec.snapshot.guards.complete and skeleton in spec.snapshot.pinned:
+        if spec.snapshot.is_pinned and skeleton in spec.snapshot.pinned:
             spec = snapshots.pinned_spec(spec, skeleton, config)
         local: LocalCalls | None = spec.local
         if local is None or pickles:

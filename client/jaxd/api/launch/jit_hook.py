@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from types import MappingProxyType, ModuleType
 from typing import Any, Final, NamedTuple
+from weakref import WeakSet
 
 from jaxd.api.decorator import CallOptions, bind, check_options
 from jaxd.api.function import FunctionBinding, PersistentFunction
@@ -23,6 +24,7 @@ from jaxd.dispatch.caller import Caller, CallerLookup
 from jaxd.interop.after_import import AfterImport
 from jaxd.interop.jax_runtime import is_staged
 from jaxd.interop.local_programs import UNKNOWN, JitCalls, calls_here
+from jaxd.request.function_snapshot import SnapshotCache
 from jaxd_protocol.fingerprint.function_wrapper import FunctionWrapper
 from jaxd_protocol.jit.options import Config
 from jaxd_protocol.jit.static_args import infer_static_args
@@ -148,6 +150,9 @@ class JitHook:
                 setattr(module, copy, hooked_jit)
 
     def _patch(self, module: ModuleType) -> None:
+        if module.__name__ == "jax":
+            self._originals.append((module, "clear_caches", module.clear_caches))
+            module.clear_caches = _clear_caches(module.clear_caches)  # type: ignore[attr-defined]
         for jit in _JITS[module.__name__]:
             original = getattr(module, jit.name)
             if not isinstance(original, HookedJit):
@@ -169,6 +174,7 @@ class HookedFunction(PersistentFunction[..., Any]):
         super().__init__(binding)
         statics = infer_static_args(binding.function, binding.options)
         self._jit_calls = binding.snapshots.jit_calls = JitCalls(binding.function, statics)
+        _hooked.add(binding.snapshots)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As `jax.jit`, and as any persistent function."""
@@ -194,7 +200,9 @@ class HookedFunction(PersistentFunction[..., Any]):
     def clear(self) -> int:
         """As of any persistent function, and what this process has."""
         self._jit_calls.clear()
-        return super().clear()
+        dropped = super().clear()
+        self._binding.snapshots.clear()
+        return dropped
 
     def __repr__(self) -> str:
         try:
@@ -206,6 +214,22 @@ class HookedFunction(PersistentFunction[..., Any]):
         return HookedFunction(
             self._binding.with_function(function, self._binding.options, function)
         )
+
+
+_hooked: Final[WeakSet[SnapshotCache]] = WeakSet()
+"""Of all hooked functions."""
+
+
+def _clear_caches(original: Callable[[], None]) -> Callable[[], None]:
+    """`jax.clear_caches`, after which hooked functions count as they are then, too."""
+
+    @functools.wraps(original)
+    def clear_caches() -> None:
+        original()
+        for snapshots in list(_hooked):
+            snapshots.clear()
+
+    return clear_caches
 
 
 def hooked(function: Callable[..., Any], **options: Any) -> HookedFunction:
