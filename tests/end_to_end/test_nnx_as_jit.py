@@ -14,6 +14,13 @@ pytest.importorskip("optax")
 pytestmark = pytest.mark.libraries("flax", "optax")
 
 from tests.end_to_end import nnx_mutations  # noqa: E402
+from tests.live_server import LiveServer  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def server_of_inner_functions(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is persistent inside of `nnx.jit` is called from here: on the common server as well."""
+    monkeypatch.setenv("JAXD_SERVER", live.unix)
 
 
 def outcome(function: Callable[..., Any], row: Any) -> Any:
