@@ -126,14 +126,19 @@ class Recorder:
     def watch_persistent_functions(self) -> None:
         """Records all calls of persistent functions from now on."""
         from jaxd.api.function import PersistentFunction
+        from jaxd.api.launch.jit_hook import HookedFunction
         from jaxd.interop.after_import import AfterImport
 
-        call = PersistentFunction.__call__
+        def watch(kind: Any) -> None:
+            call = kind.__call__
 
-        def recorded(persistent: Any, *args: Any, **kwargs: Any) -> Any:
-            return self.call(persistent, call, args, kwargs)
+            def recorded(persistent: Any, *args: Any, **kwargs: Any) -> Any:
+                return self.call(persistent, call, args, kwargs)
 
-        vars(sys.modules[PersistentFunction.__module__])["PersistentFunction"].__call__ = recorded
+            kind.__call__ = recorded
+
+        watch(PersistentFunction)
+        watch(HookedFunction)
 
         def watch_local_runs(module: Any) -> None:
             ask = module.LocalRun.ask
