@@ -100,8 +100,10 @@ class NamedTexts:
 
     def recursion(self, name: str) -> int:
         """The recursion limit."""
+        from jaxd_protocol.fingerprint import recursion_limit  # few functions read it
+
         self._require(name, {"getrecursionlimit"}, "the recursion limit")
-        return sys.getrecursionlimit()
+        return recursion_limit()
 
     def logger(self, name: str) -> tuple[int, int, bool, int]:
         """Its effective level, that of `logging.disable`, whether it is disabled, its own level."""

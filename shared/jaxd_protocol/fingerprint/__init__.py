@@ -55,8 +55,18 @@ class _DeepRecursion:
             if not self._inside:
                 sys.setrecursionlimit(self._before)
 
+    def limit_outside(self) -> int:
+        """The recursion limit, as it is when no thread is within."""
+        with self._lock:
+            return self._before if self._inside else sys.getrecursionlimit()
+
 
 _deep_recursion = _DeepRecursion()
+
+
+def recursion_limit() -> int:
+    """The recursion limit of this process, also while a thread walks over a function."""
+    return _deep_recursion.limit_outside()
 
 
 def walk(

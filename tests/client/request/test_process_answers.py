@@ -130,6 +130,21 @@ def test_a_large_file_is_not_sent(project: Path, monkeypatch: pytest.MonkeyPatch
         told("return 'data/table.txt'", "file", "data/table.txt")
 
 
+def test_the_recursion_limit_is_the_programs_while_a_function_is_walked_over() -> None:
+    """For the walk it is a higher one; another thread may be asked meanwhile."""
+    limit, found = sys.getrecursionlimit(), []
+
+    class Looks:
+        def __reduce__(self) -> Any:
+            told_now = told("return S.getrecursionlimit()", "recursion", "", S=sys)
+            found.append((sys.getrecursionlimit() > limit, told_now))
+            return str, ()
+
+    FunctionSnapshot(function("return T", T=Looks()), Options())
+    assert found[0] == (True, limit)
+    assert sys.getrecursionlimit() == limit
+
+
 def test_the_rest_is_told_to_who_asks_for_it_by_name(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
