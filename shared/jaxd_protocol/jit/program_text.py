@@ -70,7 +70,18 @@ def canonical_lines(module: str) -> list[str]:
     parts = [operation for block in top.blocks for operation in block.operations]
     for part in parts:
         _with_constants_once(part, {})
-        _with_chains(part, {}, 0)
+    named = {_own_name(part): part for part in parts}
+    digests: dict[str, str] = {}
+
+    def digest_of(name: str) -> str:
+        """What a part is; those that it calls are looked at before, whatever they are called."""
+        if name in named and name not in digests:
+            digests[name] = "itself"
+            digests[name] = _with_chains(named[name], _Known(digest_of), 0)
+        return digests.get(name, name)
+
+    for name in named:
+        digest_of(name)
     return _Functions({_own_name(part): list(_written(part, {})) for part in parts}).numbered()
 
 
@@ -140,21 +151,45 @@ def _with_constants_once(operation: _Operation, instead: dict[str, str]) -> None
 # sums and products ------------------------------------------------------------------------------
 
 
-def _with_chains(operation: _Operation, known: dict[str, str], depth: int) -> str:
+@dataclass(slots=True)
+class _Known:
+    """What values and parts are, as digests.
+
+    Attributes:
+        part: gives that of a part, by its name in quotes.
+        values: those of values, by their names.
+    """
+
+    part: Callable[[str], str]
+    values: dict[str, str] = field(default_factory=dict)
+
+    def said(self, head: str) -> str:
+        """The line of an operation, with these in the place of names."""
+        line = _OWN_NAME.sub("sym_name", _renamed(head, self.values))
+        return _SYMBOL.sub(lambda found: f"@{self.part(_quoted(found[1]))}", line)
+
+    def learn(self, names: list[str], said: str) -> str:
+        """Takes note of the results of an operation; returns its digest."""
+        digest = hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
+        self.values.update(dict.fromkeys(names, f"%{digest}"))
+        return digest
+
+
+def _with_chains(operation: _Operation, known: _Known, depth: int) -> str:
     """Joins sums of sums, and products of products, in all blocks of an operation.
 
     Args:
         operation: is changed.
-        known: by the names of values what they are, as digests; gets those of its results.
+        known: gets what its results are.
         depth: in how many others it is.
 
     Returns:
         What the operation is.
     """
-    said = [_renamed(operation.head, known)]
+    said = [known.said(operation.head)]
     for number, block in enumerate(operation.blocks):
         for place, name in enumerate(_names(block.header)):
-            known[name] = f"%argument {depth}.{number}.{place}"
+            known.values[name] = f"%argument {depth}.{number}.{place}"
         single = _used_once(block)
         chains: dict[str, tuple[str, list[str]]] = {}
         for each in block.operations:
@@ -164,16 +199,14 @@ def _with_chains(operation: _Operation, known: dict[str, str], depth: int) -> st
             what = _with_chains(each, known, depth + 1)
             if _is_root(each):
                 said.append(what)
-    digest = hashlib.blake2b("\n".join(said).encode(), digest_size=16).hexdigest()
-    known.update(dict.fromkeys(operation.defines, f"%{digest}"))
-    return digest
+    return known.learn(operation.defines, "\n".join(said))
 
 
 def _join(
     operation: _Operation,
     chain: re.Match[str],
     chains: dict[str, tuple[str, list[str]]],
-    known: dict[str, str],
+    known: _Known,
     single: frozenset[str],
 ) -> None:
     """Gives a sum the operands of the sums that only it uses, in the order of what they are.
@@ -189,10 +222,9 @@ def _join(
     for name in _names(chain[2]):
         is_joined = name in chains and chains[name][0] == kind
         operands += chains.pop(name)[1] if is_joined else [name]
-    operands.sort(key=lambda name: known.get(name, name))
+    operands.sort(key=lambda name: known.values.get(name, name))
     operation.head = f"{chain[1]}({', '.join(operands)}){chain[3]}"
-    what = hashlib.blake2b(_renamed(operation.head, known).encode(), digest_size=16).hexdigest()
-    known[operation.defines[0]] = f"%{what}"
+    known.learn(operation.defines, known.said(operation.head))
     if operation.defines[0] in single:
         chains[operation.defines[0]] = kind, operands
 
@@ -297,10 +329,14 @@ class _Functions:
 
     def _with_names(self, line: str, rename: Callable[[str], str]) -> str:
         def renamed(symbol: re.Match[str]) -> str:
-            name = symbol[1] if symbol[1].startswith('"') else f'"{symbol[1]}"'
+            name = _quoted(symbol[1])
             return f"@{rename(name)}" if name in self._parts else symbol[0]
 
         return _SYMBOL.sub(renamed, _OWN_NAME.sub("sym_name", line))
+
+
+def _quoted(symbol: str) -> str:
+    return symbol if symbol.startswith('"') else f'"{symbol}"'
 
 
 def _short(blob: re.Match[str]) -> str:
