@@ -6,7 +6,7 @@ import importlib
 import os
 import sys
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -200,33 +200,29 @@ def encode_jax(encoder: TreeEncoder, value: Any, *, is_gathered: bool = False) -
     return True
 
 
-def is_checked() -> bool:
-    """Whether checkify traces the caller: then it has to see each call, also of known values.
-
-    Uses jax's private stack of traces, since checkify has no public mark.
-    """
-    if "jax.experimental.checkify" not in sys.modules:
-        return False
+def _traces() -> Iterator[Any]:
+    """What jax traces the caller with, the innermost first; by private names: no others exist."""
     trace = sys.modules["jax._src.core"].trace_ctx.trace
     while trace is not None:
-        about = getattr(getattr(trace, "frame", None), "debug_info", None)
-        if getattr(about, "traced_for", None) == "checkify":
-            return True
+        yield trace
         trace = getattr(trace, "parent_trace", None)
-    return False
+
+
+def is_checked() -> bool:
+    """Whether checkify traces the caller: then it has to see each call, also of known values."""
+    if "jax.experimental.checkify" not in sys.modules:
+        return False
+    frames = (getattr(trace, "frame", None) for trace in _traces())
+    about = (getattr(frame, "debug_info", None) for frame in frames)
+    return any(getattr(each, "traced_for", None) == "checkify" for each in about)
 
 
 def is_staged() -> bool:
     """Whether jax traces the caller into a program, as it does with the body of `jax.lax.scan`.
 
-    Uses jax's private stack of traces: a transformation, such as `jax.grad`, may be above it.
+    A transformation, such as `jax.grad`, may be inside of that.
     """
-    trace = sys.modules["jax._src.core"].trace_ctx.trace
-    while trace is not None:
-        if type(trace).__name__ == "DynamicJaxprTrace":
-            return True
-        trace = getattr(trace, "parent_trace", None)
-    return False
+    return any(type(trace).__name__ == "DynamicJaxprTrace" for trace in _traces())
 
 
 def outside_trace(make: Callable[..., Any], *args: Any) -> Any:

@@ -70,19 +70,7 @@ def canonical_lines(module: str) -> list[str]:
     parts = [operation for block in top.blocks for operation in block.operations]
     for part in parts:
         _with_constants_once(part, {})
-    named = {_own_name(part): part for part in parts}
-    digests: dict[str, str] = {}
-
-    def digest_of(name: str) -> str:
-        """What a part is; those that it calls are looked at before, whatever they are called."""
-        if name in named and name not in digests:
-            digests[name] = "itself"
-            digests[name] = _with_chains(named[name], _Known(digest_of), 0)
-        return digests.get(name, name)
-
-    for name in named:
-        digest_of(name)
-    return _Functions({_own_name(part): list(_written(part, {})) for part in parts}).numbered()
+    return _Functions({_own_name(part): part for part in parts}).numbered()
 
 
 def _own_name(part: _Operation) -> str:
@@ -153,20 +141,19 @@ def _with_constants_once(operation: _Operation, instead: dict[str, str]) -> None
 
 @dataclass(slots=True)
 class _Known:
-    """What values and parts are, as digests.
+    """What values are, as digests.
 
     Attributes:
-        part: gives that of a part, by its name in quotes.
-        values: those of values, by their names.
+        nameless: gives a line with digests in the place of the names of parts.
+        values: by their names.
     """
 
-    part: Callable[[str], str]
+    nameless: Callable[[str], str]
     values: dict[str, str] = field(default_factory=dict)
 
     def said(self, head: str) -> str:
         """The line of an operation, with these in the place of names."""
-        line = _OWN_NAME.sub("sym_name", _renamed(head, self.values))
-        return _SYMBOL.sub(lambda found: f"@{self.part(_quoted(found[1]))}", line)
+        return self.nameless(_renamed(head, self.values))
 
     def learn(self, names: list[str], said: str) -> str:
         """Takes note of the results of an operation; returns its digest."""
@@ -295,11 +282,12 @@ class _Functions:
     """The parts of a module, by name.
 
     Args:
-        parts: the lines of each.
+        parts: the operation that each is; is changed.
     """
 
-    def __init__(self, parts: dict[str, list[str]]) -> None:
+    def __init__(self, parts: dict[str, _Operation]) -> None:
         self._parts = parts
+        self._lines: dict[str, list[str]] = {}
         self._contents: dict[str, str] = {}
         self._numbers: dict[str, str] = {}
         self._order: list[str] = []
@@ -309,16 +297,21 @@ class _Functions:
         self._number(_MAIN if _MAIN in self._parts else next(iter(self._parts)))
         lines: list[str] = []
         for name in self._order:  # grows meanwhile
-            lines += (self._with_names(line, self._number) for line in self._parts[name])
+            lines += (self._with_names(line, self._number) for line in self._lines[name])
         return [_BLOB.sub(_short, line) for line in lines]
 
     def _content(self, name: str) -> str:
         """What a part is, whatever it and those that it names are called."""
         if name not in self._contents:
             self._contents[name] = "itself"
-            lines = (self._with_names(line, self._content) for line in self._parts[name])
+            _with_chains(self._parts[name], _Known(self._nameless), 0)
+            self._lines[name] = list(_written(self._parts[name], {}))
+            lines = map(self._nameless, self._lines[name])
             self._contents[name] = hashlib.blake2b("\n".join(lines).encode()).hexdigest()
         return self._contents[name]
+
+    def _nameless(self, line: str) -> str:
+        return self._with_names(line, self._content)
 
     def _number(self, name: str) -> str:
         content = self._content(name)
@@ -329,14 +322,10 @@ class _Functions:
 
     def _with_names(self, line: str, rename: Callable[[str], str]) -> str:
         def renamed(symbol: re.Match[str]) -> str:
-            name = _quoted(symbol[1])
+            name = symbol[1] if symbol[1].startswith('"') else f'"{symbol[1]}"'
             return f"@{rename(name)}" if name in self._parts else symbol[0]
 
         return _SYMBOL.sub(renamed, _OWN_NAME.sub("sym_name", line))
-
-
-def _quoted(symbol: str) -> str:
-    return symbol if symbol.startswith('"') else f'"{symbol}"'
 
 
 def _short(blob: re.Match[str]) -> str:
