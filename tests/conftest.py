@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -14,8 +15,10 @@ from zlib import crc32
 import pytest
 
 from jaxd import Client, connect
+from jaxd_protocol.packages.distributions import changed_since_first_seen
 from tests import another_server, chosen_platform, xla_flags
 from tests.another_server import AnotherServer
+from tests.fake_packages import FakeSite
 from tests.live_server import LiveServer
 from tests.server.host_process import HostProcess
 
@@ -113,6 +116,20 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(folders))
     yield directory
     shutil.rmtree(directory)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSite]:
+    """A folder of installed packages from which this process imports; nothing of it stays known."""
+    site = FakeSite(tmp_path)
+    monkeypatch.syspath_prepend(site.path)
+    before = set(sys.modules)
+    yield site
+    for name in sys.modules.keys() - before:
+        if str(site.path) in repr(sys.modules[name]):
+            del sys.modules[name]
+    shutil.rmtree(site.path)
+    changed_since_first_seen()  # a later test would be warned of it
 
 
 @pytest.fixture

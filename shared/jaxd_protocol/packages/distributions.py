@@ -136,7 +136,8 @@ def describe_change(old: Package, new: Package | None) -> str:
         return f"{old.name} {old.version} is no longer installed"
     if new.version == old.version:
         return f"{old.name} {old.version} was installed again with other files"
-    return f"{old.name} was changed from {old.version} to {new.version}"
+    versions = [package.version or "no version" for package in (old, new)]
+    return f"{old.name} was changed from {versions[0]} to {versions[1]}"
 
 
 def _unchanged(found: _FoundPackage) -> bool:

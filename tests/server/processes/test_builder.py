@@ -364,11 +364,9 @@ def test_the_settings_of_a_function_end_with_it(bench: Bench) -> None:
 
 
 def test_packages_that_changed_on_disk_make_it_useless(
-    bench: Bench, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, site: FakeSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It says so before it traces anything."""
-    site = FakeSite(tmp_path)
-    monkeypatch.syspath_prepend(str(site.path))
     site.install("tr-package", "1", {"tr_package.py": "RATE = 1.0"})
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
 

@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 import importlib
-import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from jaxd_protocol.packages.distributions import changed_since_first_seen, package_of
+from jaxd_protocol.packages.distributions import package_of
 from jaxd_server.runtime.imported_packages import Change, ImportedPackages
 from tests.fake_packages import FakeSite
 
 Files = Mapping[str, Mapping[str, str]]
 """For each distribution its files."""
-
-
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSite]:
-    """A folder of installed packages from which this process imports."""
-    site = FakeSite(tmp_path)
-    monkeypatch.syspath_prepend(site.path)
-    yield site
-    for name in [name for name in sys.modules if name.startswith("ig_")]:
-        del sys.modules[name]
-    shutil.rmtree(site.path)
-    changed_since_first_seen()  # forgets what was found there
 
 
 LOW = {"ig-low": {"ig_low/__init__.py": "K = 1", "ig_low/sub.py": "K = 2"}}

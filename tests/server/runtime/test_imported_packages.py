@@ -2,22 +2,15 @@ from __future__ import annotations
 
 import importlib
 import sys
-from pathlib import Path
 from types import ModuleType
-
-import pytest
+from typing import TYPE_CHECKING
 
 from jaxd_protocol.packages.distributions import package_of
 from jaxd_server.runtime.imported_packages import ImportedPackages
 from tests.fake_packages import FakeSite
 
-
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSite:
-    """A folder of installed packages from which this process imports."""
-    site = FakeSite(tmp_path)
-    monkeypatch.syspath_prepend(site.path)
-    return site
+if TYPE_CHECKING:
+    import pytest
 
 
 def texts(packages: ImportedPackages) -> list[str]:

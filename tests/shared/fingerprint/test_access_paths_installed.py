@@ -7,7 +7,6 @@ import json
 import logging
 import sys
 import time
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -148,18 +147,12 @@ def test_of_a_struct_sequence_the_field_that_is_read_counts(
     assert digests[0] == digests[1] != digests[2]
 
 
-def test_a_package_within_a_namespace_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_package_within_a_namespace_counts(site: FakeSite) -> None:
     """Its distribution, where code reads it as an attribute; the server imports the module."""
-    site = FakeSite(tmp_path)
     site.install("shared-space-one", "1.5", {"shared_space/one/__init__.py": "RATE = len\n"})
-    monkeypatch.syspath_prepend(str(site.path))
     space = importlib.import_module("shared_space.one")
     made = function("return SPACE.one.RATE(x)", SPACE=sys.modules["shared_space"])
     walked = walk_of(made)
     assert space is not None
     assert walked.fingerprint.packages["shared_space.one"].version == "1.5"
     assert walked.reach.submodules == {"shared_space.one"}
-    for name in ("shared_space.one", "shared_space"):
-        monkeypatch.delitem(sys.modules, name)

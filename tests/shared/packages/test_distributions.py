@@ -21,14 +21,6 @@ from tests.fake_packages import FakeSite
 from tests.identity.projects import needs
 
 
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSite:
-    """A folder of installed packages from which this process imports."""
-    site = FakeSite(tmp_path)
-    monkeypatch.syspath_prepend(site.path)
-    return site
-
-
 def known(module: str) -> Package:
     """The package of a module that has one."""
     package = package_of(module)
@@ -206,6 +198,7 @@ def test_what_was_missing_is_looked_for_again(site: FakeSite) -> None:
     [
         (Package("p", "2", b"2"), "p was changed from 1 to 2"),
         (Package("p", "1", b"2"), "p 1 was installed again with other files"),
+        (Package("p", "", b"2"), "p was changed from 1 to no version"),
         (None, "p 1 is no longer installed"),
     ],
 )

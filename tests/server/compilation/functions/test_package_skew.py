@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -88,11 +87,9 @@ def test_the_same_version_with_other_files() -> None:
 
 @pytest.mark.parametrize("imported", [False, True])
 def test_what_was_seen_in_the_middle_of_an_installation_is_looked_at_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, imported: bool
+    site: FakeSite, imported: bool
 ) -> None:
     """Unless it is imported here as it was then."""
-    site = FakeSite(tmp_path)
-    monkeypatch.syspath_prepend(site.path)
     (site.path / "skewed_halfway.py").write_text("")
     assert ours("skewed_halfway").version == ""
     if imported:

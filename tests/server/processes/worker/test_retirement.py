@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import importlib
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -169,12 +168,8 @@ def test_a_worker_that_may_not_go_stays() -> None:
     assert (forever.begun, stopping.begun) == (0, 0)
 
 
-def test_a_change_closes_the_doors_and_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_change_closes_the_doors_and_is_told(site: FakeSite) -> None:
     """The host once, and every call that comes across it."""
-    site = FakeSite(tmp_path)
-    monkeypatch.syspath_prepend(site.path)
     site.install("renewed", "1", {"renewed.py": "1"})
     importlib.import_module("renewed")
     admission = Admission()
@@ -200,12 +195,8 @@ def test_a_change_closes_the_doors_and_is_told(
     )
 
 
-def test_a_worker_is_replaced_when_all_is_installed_and_can_be_imported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_is_replaced_when_all_is_installed_and_can_be_imported(site: FakeSite) -> None:
     """Another process tries it; what changes meanwhile is waited for anew."""
-    site = FakeSite(tmp_path)
-    monkeypatch.syspath_prepend(site.path)
     site.install("renewed_slowly", "1", {"renewed_slowly.py": "1"})
     importlib.import_module("renewed_slowly")
     begun: list[list[str]] = []
@@ -234,12 +225,8 @@ def test_a_worker_is_replaced_when_all_is_installed_and_can_be_imported(
     assert admission.draining
 
 
-def test_what_a_call_imports_is_watched_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_call_imports_is_watched_too(site: FakeSite) -> None:
     """From the end of that call."""
-    site = FakeSite(tmp_path)
-    monkeypatch.syspath_prepend(site.path)
     begun: list[list[str]] = []
     package_monitor = PackageMonitor(
         ImportedPackages(), Admission(), Renewal(begun.append, None, 0.0)
@@ -252,12 +239,8 @@ def test_what_a_call_imports_is_watched_too(
     assert begun == [["renewed_later was changed from 1 to 2"]]
 
 
-def test_a_worker_that_holds_arrays_of_clients_is_not_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_holds_arrays_of_clients_is_not_replaced(site: FakeSite) -> None:
     """What depends on the change is dropped meanwhile; it is replaced when they are gone."""
-    site = FakeSite(tmp_path)
-    monkeypatch.syspath_prepend(site.path)
     site.install("renewed_never", "1", {"renewed_never.py": "1"})
     importlib.import_module("renewed_never")
     begun: list[list[str]] = []

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,18 +51,14 @@ CHECKS = "\n".join(f"def {n}(x): pass" for n in ("_check_order", "unused", "late
 
 
 @pytest.fixture
-def solver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def solver(site: FakeSite) -> Any:
     """A module of an installed package."""
-    site = FakeSite(tmp_path)
     names = ("gives_back", "gives_back.checks", "gives_back.solver")
     files = dict(zip(names, ("", CHECKS, SOLVER), strict=True))
     places = {name: f"{name.replace('.', '/')}.py" for name in names[1:]}
     places["gives_back"] = "gives_back/__init__.py"
     site.install("gives-back", "1.0", {places[name]: text for name, text in files.items()})
-    monkeypatch.syspath_prepend(str(site.path))
-    yield importlib.import_module("gives_back.solver")
-    for name in names:
-        monkeypatch.delitem(sys.modules, name)
+    return importlib.import_module("gives_back.solver")
 
 
 def given(kind: Any, name: str, *names: str) -> Any:
