@@ -325,6 +325,15 @@ def test_a_helper_of_another_name_is_no_other_program(verifying: Client) -> None
     assert found_by(verifying, lambda: function(X[0])) == (1, 0, 0)
 
 
+def test_calls_of_a_running_program_agree(verifying: Client) -> None:
+    """Also of what jax calls weakly typed."""
+    function = verifying.persistent_call(lambda x, n: x * n)
+    program = jax.jit(lambda n: function(jnp.ones(2, "float16"), n) + 1)
+    found: list[Any] = []
+    assert found_by(verifying, lambda: found.append(program(2.0))) == (1, 0, 0)
+    assert (found[0].dtype, found[0].tolist()) == ("float16", [3.0, 3.0])
+
+
 # disagreement ------------------------------------------------------------------------------------
 
 PATCHED = """

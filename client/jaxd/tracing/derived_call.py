@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jaxd.dispatch.local_runs import runs_locally
 from jaxd.interop.jax_runtime import PRNGKeys, loaded_jax, map_leaves, to_jax
+from jaxd.interop.lazy_array import ArrayLike
 from jaxd.request.arguments import ArgumentEncoder
 from jaxd.request.function_snapshot import FunctionSpec
 from jaxd.tracing.inline import local_jax_settings
@@ -254,17 +255,24 @@ class TracedCall:
         return FunctionSpec(spec.snapshot, options, statics)
 
 
-class _WeakArray:
+class _WeakArray(ArrayLike):
     """A numpy array that jax called weakly typed."""
 
+    weak_type: Final = True
+
     def __init__(self, array: Any) -> None:
-        self.array = array
+        self._array = array
+        self.shape = array.shape
+        self.dtype = array.dtype
+
+    def _materialized(self) -> Any:
+        return self._array
 
 
 def _encode_weak(encoder: ArgumentEncoder, value: _WeakArray) -> None:
     import numpy
 
-    encoder.array(numpy.ascontiguousarray(value.array).reshape(value.array.shape), True)
+    encoder.array(numpy.ascontiguousarray(value).reshape(value.shape), True)
 
 
 ArgumentEncoder.types[_WeakArray] = _encode_weak
