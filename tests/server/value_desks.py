@@ -23,7 +23,7 @@ from jaxd_protocol.pytree import Leaf, TreeEncoder, parse_skeleton
 from jaxd_protocol.pytree.leaves import numpy_leaf
 from jaxd_server.execution.call import Call
 from jaxd_server.execution.memory_room import OutOfMemoryHandler
-from jaxd_server.rpc.services.requests import check_arguments
+from jaxd_server.rpc.services import check_arguments
 from jaxd_server.rpc.services.values import ValueService
 from jaxd_server.runtime.memory_reclaimer import Reclaimer
 from jaxd_server.values.client_memory import ClientMemory

@@ -28,8 +28,8 @@ from jaxd_server.rpc.call_scheduler import CallScheduler
 from jaxd_server.rpc.client_proxy import ClientProxy
 from jaxd_server.rpc.flow_control import ConnectionShare
 from jaxd_server.rpc.send_queue import SendQueue
+from jaxd_server.rpc.services import SERVICE_VERBS, VALUE_VERBS, check_arguments
 from jaxd_server.rpc.services.programs import offered_program
-from jaxd_server.rpc.services.requests import SERVICE_VERBS, VALUE_VERBS, check_arguments
 from jaxd_server.rpc.services.values import ValueService
 from jaxd_server.rpc.sessions import Session, SessionState
 from jaxd_server.rpc.worker_context import STALL_S, WorkerContext

@@ -1,4 +1,43 @@
-"""What clients ask beside calls, one file for each group of verbs.
+"""What clients ask beside calls, a file for each group of verbs; the types of what they send."""
 
-Values, admin, why, inventory, recipes, stages; `requests` has their verbs.
-"""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from jaxd_protocol.errors import ProtocolError
+
+_Types = tuple[type, ...]
+
+VALUE_VERBS: Final[Mapping[str, tuple[_Types, ...]]] = {
+    "put": ((int, bytes, bytes, bytes, tuple),),
+    "fetch": ((bytes, bytes),),
+    "part": ((int, tuple, int, int),),
+    "name": ((str, bytes, bytes, type(None)), (str, bytes, bytes, float)),
+    "named": ((str, int),),
+    "unname": ((str,),),
+    "values": ((),),
+}
+"""For `ValueService`; for each verb, the types that its arguments may have."""
+
+SERVICE_VERBS: Final[Mapping[str, tuple[_Types, ...]]] = {
+    **VALUE_VERBS,
+    "functions": ((),),
+    "recipes": ((str,),),
+    "forget": ((bytes,),),
+    "why": ((bytes, bytes, tuple), (bytes, type(None), tuple)),
+    "recent": ((int,),),
+    "stages": ((bytes, bytes, str, str, bool),),
+    "program": ((bytes, bytes, int),),
+}
+"""The same for `AdminService`, `Stages` and `offered_program` as well."""
+
+
+def check_arguments(verb: str, args: tuple[Any, ...]) -> None:
+    """Returns when the arguments of one of these verbs have the right types.
+
+    Raises:
+        ProtocolError: when they have others.
+    """
+    if tuple(map(type, args)) not in SERVICE_VERBS[verb]:
+        raise ProtocolError(f"the arguments of {verb!r} are not those that it takes.")

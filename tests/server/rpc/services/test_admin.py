@@ -18,8 +18,8 @@ from jaxd_protocol.messages.calls import FAILED
 from jaxd_protocol.messages.failures import decode_failure
 from jaxd_protocol.messages.function_manifest import FunctionManifest
 from jaxd_protocol.messages.recipes import load_recipes
+from jaxd_server.rpc.services import check_arguments
 from jaxd_server.rpc.services.admin import AdminService
-from jaxd_server.rpc.services.requests import check_arguments
 from tests.server.in_process import InProcessServer, PipelineHarness, Source
 from tests.server.staging import PATIENCE_S, join, start, until
 

@@ -18,8 +18,8 @@ from jaxd_protocol.jax_objects.program_bytes import load_compiled
 from jaxd_protocol.jit.options import Options
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.jax_compat import programs
+from jaxd_server.rpc.services import check_arguments
 from jaxd_server.rpc.services.programs import offered_program
-from jaxd_server.rpc.services.requests import check_arguments
 from tests.server.in_process import PipelineHarness, Source
 
 X = np.arange(4, dtype=np.float32)

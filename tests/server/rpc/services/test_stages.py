@@ -18,7 +18,7 @@ from jaxd_protocol.jit.options import Options
 from jaxd_protocol.jit.static_args import infer_static_args
 from jaxd_server.compilation.executable_source import BuildQuota
 from jaxd_server.compilation.functions.table import Functions
-from jaxd_server.rpc.services.requests import check_arguments
+from jaxd_server.rpc.services import check_arguments
 from jaxd_server.rpc.services.stages import Stages
 from tests.server.in_process import PipelineHarness, Source
 

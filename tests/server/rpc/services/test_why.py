@@ -16,9 +16,9 @@ from jaxd_protocol.messages.function_manifest import FunctionDescriptor
 from jaxd_server.compilation.history.build_log import describe
 from jaxd_server.jax_compat import programs
 from jaxd_server.jax_compat.lowered import Obstacle
+from jaxd_server.rpc.services import check_arguments
 from jaxd_server.rpc.services import why as module
 from jaxd_server.rpc.services.admin import AdminService
-from jaxd_server.rpc.services.requests import check_arguments
 from jaxd_server.rpc.services.why import why
 from tests.server.in_process import InProcessServer, PipelineHarness, Source, encode
 
