@@ -49,6 +49,11 @@ def _check_separation(options: ServerOptions) -> None:
                 "--worker-uids is for a server with --worker-per-principal. Give both, or neither."
             )
         return
+    if options.store is not None:
+        raise ConfigurationError(
+            "programs in a store (--store) are for all who use it, and with --worker-per-principal "
+            "nobody shares programs. Leave out one of the two."
+        )
     if options.allow_unauthenticated_loopback:
         raise ConfigurationError(
             "with --allow-unauthenticated-loopback clients are not identified, so there can be no "

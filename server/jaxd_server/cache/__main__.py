@@ -17,8 +17,9 @@ from jaxd_protocol.base.terminal import Parser, size, table
 from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.network.local_server import cache_root
 from jaxd_server.cache.catalog import CachedCall, cached_calls, check_records, target_facts
-from jaxd_server.cache.directory import check_trusted
+from jaxd_server.cache.directory import check_trusted, make_trusted
 from jaxd_server.cache.disk_usage import usage
+from jaxd_server.cache.shared_store import pack, read_store_key, unpack
 from jaxd_server.cache.sweep import clear, sweep
 from jaxd_server.config.argument_types import parse_size
 from jaxd_server.config.options import GIB
@@ -96,6 +97,10 @@ def _parser() -> argparse.ArgumentParser:
         "--max-bytes", type=parse_size, metavar="SIZE", default=10 * GIB, help="(default: 10G)"
     )
     add("verify", _verify, "Check each byte that is kept; remove what is broken, and exit with 1.")
+    pack_ = add("pack", _pack, "Write what is kept into one signed file, for another machine.")
+    pack_.add_argument("file", metavar="FILE", help="a tar archive, which is made or replaced")
+    unpack_ = add("unpack", _unpack, "Add what `pack` wrote, if it was signed with the same key.")
+    unpack_.add_argument("file", metavar="FILE", help="what `pack` wrote")
     clear_ = add("clear", _clear, "Remove all of it. Running servers build anew what they need.")
     clear_.add_argument("--yes", action="store_true", help="do not ask")
     return parser
@@ -176,6 +181,28 @@ def _built(call: CachedCall) -> str:
     if call.created:
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(call.created))
     return f"{at}, tracing {call.trace_s:.2f} s, compiling {call.compile_s:.2f} s"
+
+
+# moving ------------------------------------------------------------------------------------------
+
+
+def _pack(root: str, arguments: argparse.Namespace) -> int:
+    packed = pack(root, arguments.file, read_store_key())
+    broken = f"; {packed.refused} are broken and were left out" if packed.refused else ""
+    text = f"packed {packed.records} files, {size(packed.bytes)}, into {arguments.file}{broken}"
+    return _print(arguments, packed._asdict(), text)
+
+
+def _unpack(root: str, arguments: argparse.Namespace) -> int:
+    unpacked = unpack(make_trusted(root), arguments.file, read_store_key())
+    lines = [f"unpacked {unpacked.records} files, {size(unpacked.bytes)}, into {root}"]
+    if unpacked.refused:
+        lines.append(
+            f"{unpacked.refused} were left out: they are broken, or not signed with this key "
+            "(JAXD_STORE_KEY, or the file store.key beside your other settings)"
+        )
+    _print(arguments, {"folder": root, **unpacked._asdict()}, *lines)
+    return 1 if unpacked.refused else 0
 
 
 # removing ----------------------------------------------------------------------------------------

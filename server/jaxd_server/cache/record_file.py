@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import hmac
 import os
 import secrets
 import stat
@@ -34,6 +35,10 @@ _SAMPLE: Final = 1 << 16
 _WORTH_PACKING: Final = 0.9
 # Errors of the file itself, as opposed to temporary ones.
 _UNREADABLE_ERRNOS: Final = {errno.EACCES, errno.EPERM, errno.ELOOP, errno.EISDIR, errno.ENXIO}
+
+
+Sign = Callable[[bytes], bytes]
+"""The signature of some bytes by a secret key."""
 
 
 class InvalidRecord(Exception):
@@ -64,8 +69,7 @@ class Header(NamedTuple):
         length: bytes of the payload.
         stored: bytes of it in the file.
         digest: BLAKE2b of those.
-        signature: of the fields before it, for records that others are to trust; this server makes
-            none and looks at none.
+        signature: of the fields before it, in a store that is shared; else empty.
     """
 
     kind: str
@@ -85,7 +89,7 @@ def encode(
     target: str,
     content: Any,
     payload: bytes,
-    sign: Callable[[bytes], bytes] | None = None,
+    sign: Sign | None = None,
 ) -> tuple[bytes, ...]:
     """The pieces of the file that `read_file` takes.
 
@@ -95,8 +99,7 @@ def encode(
         target: what it is good for.
         content: a literal.
         payload: opaque bytes.
-        sign: gives the signature of the fields of the header, which are handed to it as bytes;
-            None: there is none.
+        sign: signs the header; None: it has no signature.
 
     Raises:
         TypeError: when `content` is not a literal.
@@ -104,7 +107,7 @@ def encode(
     stored, packing = _packed(payload)
     header = Header(kind, name, target, content, packing, len(payload), len(stored), _hash(stored))
     if sign is not None:
-        header = header._replace(signature=sign(dump_literal(header[:-1])))
+        header = header._replace(signature=_signature(header, sign))
     data = dump_literal(tuple(header))
     prefix = _PREFIX.pack(_MAGIC, FORMAT, len(data))
     return prefix, _hash(prefix, data), data, stored
@@ -127,7 +130,15 @@ def _hash(*pieces: bytes) -> bytes:
     return digest.digest()
 
 
-def read_file(path: str, kind: str, name: bytes, target: str, *, payload: bool = True) -> Record:
+def read_file(
+    path: str,
+    kind: str,
+    name: bytes,
+    target: str,
+    *,
+    payload: bool = True,
+    sign: Sign | None = None,
+) -> Record:
     """The record in the file, when it is the one that was written under this name.
 
     Args:
@@ -136,12 +147,16 @@ def read_file(path: str, kind: str, name: bytes, target: str, *, payload: bool =
         name: that the header has to contain.
         target: that the header has to contain.
         payload: whether the payload is read and checked too.
+        sign: signs the header: whoever wrote the file must have had the same; None: only this
+            user, or root, can have written it.
 
     Raises:
         InvalidRecord: when it is anything else.
         OSError: when there is no such file, or it cannot be read now.
     """
-    header, stored = _read(path, payload=payload)
+    header, stored = _read(path, payload=payload, is_ours=sign is None)
+    if sign is not None and not hmac.compare_digest(_signature(header, sign), header.signature):
+        raise InvalidRecord("it is not signed with the key of this store")
     if (header.kind, header.name, header.target) != (kind, name, target):
         raise InvalidRecord("it is the file of another record")
     return Record(header.content, _unpacked(header, stored) if payload else b"")
@@ -160,7 +175,11 @@ def read_header(path: str, *, check: bool = False) -> Header:
     return header
 
 
-def _read(path: str, *, payload: bool) -> tuple[Header, bytes]:
+def _signature(header: Header, sign: Sign) -> bytes:
+    return sign(dump_literal(tuple(header[:-1])))
+
+
+def _read(path: str, *, payload: bool, is_ours: bool = True) -> tuple[Header, bytes]:
     try:
         file = open(path, "rb", opener=_opener)  # noqa: SIM115  closed below
     except OSError as error:
@@ -168,7 +187,7 @@ def _read(path: str, *, payload: bool) -> tuple[Header, bytes]:
             raise InvalidRecord(f"it cannot be opened: {error.strerror}") from error
         raise
     with file:
-        size = _size_of_ours(os.fstat(file.fileno()))
+        size = _size(os.fstat(file.fileno()), is_ours=is_ours)
         start = _exactly(file.read(_START), _START)
         length = _header_length(start, size)
         data = _exactly(file.read(length), length)
@@ -183,13 +202,13 @@ def _opener(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
-def _size_of_ours(status: os.stat_result) -> int:
-    """The size of a file that only we, or root, can have written."""
+def _size(status: os.stat_result, *, is_ours: bool) -> int:
+    """The size of a file; `is_ours`: of one that only we, or root, can have written."""
     if not stat.S_ISREG(status.st_mode):
         raise InvalidRecord("it is not a file")
-    if status.st_uid not in (0, os.geteuid()):  # root may do anything anyway
+    if is_ours and status.st_uid not in (0, os.geteuid()):  # root may do anything anyway
         raise InvalidRecord("it belongs to another user")
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if is_ours and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise InvalidRecord("others can write to it")
     return status.st_size
 
@@ -236,8 +255,8 @@ def _unpacked(header: Header, stored: bytes) -> bytes:
     return payload
 
 
-def write_file(path: str, pieces: tuple[bytes, ...]) -> None:
-    """Writes a file of mode 0600 atomically.
+def write_file(path: str, pieces: tuple[bytes, ...], mode: int = 0o600) -> None:
+    """Writes a file atomically, with that mode whatever the umask.
 
     Not synced to the disk: the digests detect what a power cut leaves.
 
@@ -249,7 +268,7 @@ def write_file(path: str, pieces: tuple[bytes, ...]) -> None:
     descriptor = os.open(temporary, flags, 0o600)
     try:
         with open(descriptor, "wb") as file:
-            os.fchmod(descriptor, 0o600)  # whatever the umask
+            os.fchmod(descriptor, mode)
             file.writelines(pieces)
         os.replace(temporary, path)
     except BaseException:

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from jaxd_protocol.errors import ConfigurationError
@@ -21,6 +21,7 @@ from jaxd_server.cache.record_file import (
     read_file,
     write_file,
 )
+from jaxd_server.cache.shared_store import SharedStore
 from jaxd_server.cache.sweep import sweep
 from jaxd_server.cache.writer import Troubles, Writer
 
@@ -30,7 +31,12 @@ _SCAN_S: Final = 900.0
 _SWEEP_LEVEL: Final = 0.9
 _SCANS_PER_SHARE: Final = 4
 """Scans while one principal could write as much as it may have."""
+_WITHOUT_PAYLOAD: Final = {"calls", "reads", "environments"}
 _ABSENT: Final = {errno.ENOENT, errno.ENOTDIR}
+
+
+def no_shared_store(target: str, facts: Mapping[str, str]) -> None:
+    """For `open_store`: nothing is shared."""
 
 
 def open_store(
@@ -39,6 +45,7 @@ def open_store(
     cache_dir: str | None = None,
     disk_bytes: int = DISK_BYTES,
     principal_disk_bytes: int = 0,
+    shared: Callable[[str, Mapping[str, str]], SharedStore | None] = no_shared_store,
 ) -> Store | None:
     """The store of a target in the cache folder; None: nothing is kept on disk.
 
@@ -51,6 +58,7 @@ def open_store(
         cache_dir: see `cache_root`.
         disk_bytes: how much may lie in the whole folder.
         principal_disk_bytes: how much of that may be made for one principal; 0: all of it.
+        shared: opens the store that other machines share, for a target and its facts.
     """
     root = cache_root(cache_dir)
     if root is None:
@@ -62,11 +70,14 @@ def open_store(
     except (ConfigurationError, OSError) as error:
         troubles.warn("cache_refused", reason=str(error))
         return None
-    return Store(directory, disk_bytes, troubles, facts, principal_disk_bytes)
+    others = shared(target, facts)
+    return Store(directory, disk_bytes, troubles, facts, principal_disk_bytes, others)
 
 
 class Store:
     """The records of one target. Thread-safe; other processes may use the same folder.
+
+    What is found in a shared store is kept here as well, and what is made here is written to that.
 
     Nothing here raises for what the disk does: a record that cannot be read is absent, one that
     cannot be written is not kept, and each kind of trouble is logged once.
@@ -79,6 +90,7 @@ class Store:
         troubles: Troubles,
         facts: Mapping[str, str],
         principal_disk_bytes: int = 0,
+        shared: SharedStore | None = None,
     ) -> None:
         """Keeps records in a folder that `make_trusted` has made, and writes what it is for."""
         self._directory = directory
@@ -87,6 +99,9 @@ class Store:
         self._principal_limit = principal_disk_bytes
         self._troubles = troubles
         self._touched: dict[tuple[Kind, bytes], float] = {}  # each step on it is atomic
+        self.shared = shared
+        self._copies: set[tuple[Kind, bytes]] = set()  # of it; each step on both is atomic
+        self._removed: set[tuple[Kind, bytes]] = set()  # not looked for in it any more
         self._off = False
         self._bytes = 0  # as far as the writing thread knows; its own
         self._news = 0  # of these, what was written since it looked; its own, too
@@ -112,9 +127,29 @@ class Store:
         if self._writer.hides(kind, name):
             return None
         record = self._read_file(kind, name, payload)
-        if payload and record is not None:
+        if record is None:
+            return self._read_shared(kind, name, payload)
+        if payload:
             self.touch(kind, name)
+        is_whole = payload or kind in _WITHOUT_PAYLOAD
+        if is_whole and self.shared is not None and self.shared.lacks(kind, name):
+            self._writer.put(kind, name, record)
         return record
+
+    def _read_shared(self, kind: Kind, name: bytes, payload: bool) -> Record | None:
+        """A record of the shared store, which is kept here from now on."""
+        if self.shared is None or (kind, name) in self._removed:
+            return None
+        record = self.shared.read(kind, name, payload=payload)
+        if record is not None and (payload or kind in _WITHOUT_PAYLOAD) and not self._off:
+            self._copies.add((kind, name))
+            self._writer.put(kind, name, record)
+        return record
+
+    def publish(self, kind: Kind, name: bytes) -> None:
+        """Has a record that is here written to the shared store as well, if it is not in it."""
+        if self.shared is not None and self.shared.lacks(kind, name):
+            self.read(kind, name)
 
     def _read_file(self, kind: Kind, name: bytes, payload: bool) -> Record | None:
         path = self._directory.file(kind, name)
@@ -134,7 +169,9 @@ class Store:
         if self._writer.find(kind, name) is not None:
             return True
         path = self._directory.file(kind, name)
-        return not self._writer.hides(kind, name) and os.path.exists(path)
+        if not self._writer.hides(kind, name) and os.path.exists(path):
+            return True
+        return self._read_shared(kind, name, payload=False) is not None
 
     def names(self, kind: Kind) -> list[bytes]:
         """The names of all records of a kind, in no order, but for long ones."""
@@ -165,11 +202,14 @@ class Store:
             content: a literal.
             payload: opaque bytes.
         """
+        self._removed.discard((kind, name))
+        self._copies.discard((kind, name))
         if not self._off:
             self._writer.put(kind, name, Record(content, payload))
 
     def remove(self, kind: Kind, name: bytes) -> None:
-        """Removes a record, if there is one."""
+        """Removes a record, if there is one; that in a shared store is not used any more."""
+        self._removed.add((kind, name))
         self._writer.drop(kind, name)
         self._unlink(kind, name)
 
@@ -234,6 +274,8 @@ class Store:
             self._troubles.warn("cache_refused", reason=str(error))
         except OSError as error:
             self._troubles.warn("cache_not_written", str(error.errno), reason=str(error))
+        if self.shared is not None and (kind, name) not in self._copies:
+            self.shared.write(kind, name, record)
 
     def _put(self, kind: Kind, path: str, pieces: tuple[bytes, ...]) -> None:
         try:

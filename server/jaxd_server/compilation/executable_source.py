@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 from jaxd_protocol.errors import JaxdError, LimitExceeded
 from jaxd_protocol.jit.settings import when_run
 from jaxd_protocol.jit.static_args import dynamic
+from jaxd_server.cache.shared_store import Waiting
 from jaxd_server.codec.arguments import structure_of
 from jaxd_server.codec.results import ResultLayout, rebind_form
 from jaxd_server.compilation.compiling.build_request import BuildRequest
@@ -173,13 +174,39 @@ class ExecutableSource:
             return self._made(request)
 
     def _made(self, request: BuildRequest) -> BuildResult:
-        function = request.function
         made = self._loaded(request)
-        if made is None:
-            self._quota.require(request.principal)
-            made = self._built_elsewhere(request)
-            if made is None and self._packages.have_changed:
-                made = self._built_elsewhere(request)  # by a builder that is not out of date
+        if made is not None:
+            return made
+        cache = self._program_cache
+        if cache is None or request.name is None or not cache.is_shared:
+            return self._made_anew(request)
+        waited: list[Waiting] = []
+
+        def on_wait(waiting: Waiting) -> None:
+            check_not_abandoned()
+            if not waited:
+                request.emit("stage", _built_by_another(request, waiting))
+            waited.append(waiting)
+
+        with cache.lease(request.name, on_wait):
+            made = self._loaded_meanwhile(request) if waited else None
+            return made or self._made_anew(request)
+
+    def _loaded_meanwhile(self, request: BuildRequest) -> BuildResult | None:
+        """The executable that another machine has built, perhaps for a function that reads more."""
+        function = self._functions.reconsidered(request.function, request.source)
+        if function is request.function:
+            return self._loaded(request)
+        name = call_name(function, request.arguments)
+        made = self._loaded(request._replace(function=function, name=name))
+        return None if made is None else made._replace(function=function)
+
+    def _made_anew(self, request: BuildRequest) -> BuildResult:
+        function = request.function
+        self._quota.require(request.principal)
+        made = self._built_elsewhere(request)
+        if made is None and self._packages.have_changed:
+            made = self._built_elsewhere(request)  # by a builder that is not out of date
         if made is not None:
             return made
         self._functions.unpack(function, request.source)
@@ -336,6 +363,12 @@ def _queued(name: str) -> dict[str, Any]:
     other, owner, seconds = first
     behind = other if owner == build.owner else ""  # names are not for other clients
     return {**event, "behind": behind, "behind_s": round(seconds, 1)}
+
+
+def _built_by_another(request: BuildRequest, waiting: Waiting) -> dict[str, Any]:
+    """The event of a build that another machine has begun, which shares the store."""
+    event = {"stage": "queued", "function": request.function.name, "behind_s": waiting.seconds}
+    return {**event, "behind": f"{request.function.name} on {waiting.host or 'another machine'}"}
 
 
 def _executable(

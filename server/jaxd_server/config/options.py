@@ -149,6 +149,18 @@ class ServerOptions:
         more="; `/var/cache/jaxd` where root has workers of other users. With "
         "`--worker-per-principal`, it has a folder for each principal",
     )
+    store: str | None = _address(
+        _FOLDER,
+        "folder of compiled programs that servers on several machines share",
+        shown="JAXD_STORE, else none",
+        more="; see [one store for many machines](store.md)",
+    )
+    store_read_only: bool = _address(
+        _SWITCH,
+        "take programs from that folder, and add none",
+        default=False,
+        more=". So does `JAXD_STORE_READ_ONLY=1`",
+    )
     token_file: str | None = _access(
         _PATH,
         "token that clients on TCP and TLS have to prove, as made by `jaxd token`",

@@ -100,6 +100,28 @@ def checked_token(token: str, what: str) -> str:
     return token
 
 
+def made_token_file(path: str) -> str:
+    """The token in a file, which is made where it is missing, whole at once.
+
+    Raises:
+        ConfigurationError: as `read_token_file` and `write_token_file`.
+    """
+    if not os.path.lexists(path):
+        draft = f"{path}.{os.getpid()}"
+        write_token_file(draft)
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            pass  # another process was faster: that one counts
+        except OSError as error:
+            raise ConfigurationError(
+                f"cannot write the token file {path}: {error.strerror}. Choose another place."
+            ) from error
+        finally:
+            os.unlink(draft)
+    return read_token_file(path)
+
+
 def write_token_file(path: str, *, replace: bool = False) -> str:
     """Makes a new token of 32 random bytes, url-safe, in a 0600 file, and returns it.
 

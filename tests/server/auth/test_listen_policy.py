@@ -76,6 +76,16 @@ def test_workers_for_each_need_to_know_who_comes(token_file: str) -> None:
         )
 
 
+def test_workers_for_each_share_no_programs(token_file: str) -> None:
+    """What one user's worker has compiled would run in another's."""
+    with pytest.raises(ConfigurationError, match="nobody shares programs"):
+        check_trust(
+            ServerOptions(
+                listen=LOOPBACK, token_file=token_file, worker_per_principal=True, store="/store"
+            )
+        )
+
+
 def test_who_holds_a_token_is_not_root_unawares(
     token_file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

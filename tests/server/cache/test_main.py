@@ -128,6 +128,44 @@ def test_show_says_what_is_in_the_way(store: Store, capsys: pytest.CaptureFixtur
     assert "not kept     its program: callbacks" in capsys.readouterr().out
 
 
+def test_what_is_packed_is_unpacked_elsewhere(
+    store: Store, root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for the code of functions, and what is broken or signed with another key."""
+    monkeypatch.setenv("JAXD_STORE_KEY", "a-key-of-tests-0123456789-abcdefghij")
+    store.write("code", b"\x11", (), b"code")
+    store.flush(10)
+    archive, other = str(root.parent / "jaxd.tar"), str(root.parent / "other")
+    assert main(["pack", archive]) == 0
+    assert capsys.readouterr().out.startswith("packed 3 files, ")
+    assert main(["unpack", archive, "--cache-dir", other]) == 0
+    assert capsys.readouterr().out.startswith("unpacked 3 files, ")
+    assert main(["verify", "--cache-dir", other]) == 0
+    assert main(["ls", "--cache-dir", other]) == 0
+    assert "step2" in capsys.readouterr().out
+    program = file_of(root, "programs", b"\x77" * 16)
+    program.write_bytes(program.read_bytes()[:-1])
+    assert main(["pack", archive]) == 0
+    assert "1 are broken and were left out" in capsys.readouterr().out
+    monkeypatch.setenv("JAXD_STORE_KEY", "another-key-of-tests-0123456789-abcdefghij")
+    assert main(["unpack", archive, "--cache-dir", str(root.parent / "third"), "--json"]) == 1
+    assert said_as_json(capsys)["refused"] == 2
+    assert main(["ls", "--cache-dir", str(root.parent / "third")]) == 0
+    assert capsys.readouterr().out.startswith("0 kept")
+
+
+def test_what_is_no_archive_is_not_unpacked(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is a file that is not there."""
+    monkeypatch.setenv("JAXD_STORE_KEY", "a-key-of-tests-0123456789-abcdefghij")
+    (root.parent / "text").write_text("text")
+    assert main(["unpack", str(root.parent / "text")]) == 1
+    assert "is no archive of `jaxd cache pack`" in capsys.readouterr().err
+    assert main(["unpack", str(root.parent / "none")]) == 1
+    assert "No such file" in capsys.readouterr().err
+
+
 def test_gc_removes_down_to_a_size(
     store: Store, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,6 +10,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -22,6 +23,7 @@ from jaxd_protocol.messages.function_manifest import FunctionManifest
 from jaxd_protocol.messages.recorded_reads import ProcessRead, to_reads
 from jaxd_protocol.packages.distributions import Package, package_of
 from jaxd_protocol.pytree import dump_literal
+from jaxd_server.cache.shared_store import Lease, Waiting
 from jaxd_server.cache.store import Store
 from jaxd_server.cache.writer import Troubles
 from jaxd_server.compilation.compiling.executable import Executable
@@ -90,7 +92,9 @@ class Environments:
         """The name of the record of these, which is written if it was not."""
         rows = tuple((root, *package) for root, package in dependencies)
         name = hashlib.blake2b(dump_literal(rows), digest_size=16).digest()
-        if not self._store.has("environments", name):
+        if self._store.has("environments", name):
+            self._store.publish("environments", name)
+        else:
             self._store.write("environments", name, rows)
         return name
 
@@ -252,6 +256,7 @@ class ProgramCache:
     def _keep_program(self, program: Program) -> None:
         """Raises `NotSerializable` when it cannot be written."""
         if self._has_program(program.id):
+            self.store.publish("programs", program.id)
             return
         if not program.is_original:
             raise NotSerializable(
@@ -354,6 +359,32 @@ class ProgramCache:
             if kept is not None and kept.program not in found:
                 found.add(kept.program)
                 yield kept.program
+
+    # builds that others wait for -----------------------------------------------------------------
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other machines may build what is built here, so that there are leases."""
+        return self.store.shared is not None and not self.store.shared.read_only
+
+    @contextmanager
+    def lease(self, name: bytes, on_wait: Callable[[Waiting], None]) -> Iterator[None]:
+        """Within it, no other machine builds a call; ends when what was made is in the store.
+
+        Args:
+            name: of the call.
+            on_wait: called again and again while another one builds it; may raise.
+        """
+        assert self.store.shared is not None
+        with self.store.shared.lease(name, lambda: self.has(name), on_wait) as lease:
+            yield
+            if lease is not None:
+                lease.is_handed_on = True
+                self._queue.put(partial(self._release, lease))
+
+    def _release(self, lease: Lease) -> None:
+        self.store.flush(_WRITTEN_WITHIN_S)
+        lease.release()
 
     def _read_call(self, name: bytes) -> CallRecord | None:
         record = self.store.read("calls", name, payload=False)  # does not count as a use

@@ -341,6 +341,14 @@ class Functions:
             found = source.confirm(manifest.fingerprint, wanted)
         return self._with_reads(function, found, source.owner)
 
+    def reconsidered(self, function: Function, source: FunctionSource) -> Function:
+        """The function as it is with what others have found it to read since it was obtained."""
+        manifest = function.described.manifest
+        if manifest is None or not self._confirming:
+            return function
+        self._reads.pop(manifest.fingerprint, None)
+        return self._confirmed(function, source)
+
     def _known_reads(self, fingerprint: bytes) -> tuple[ProcessRead, ...]:
         known = self._reads.use(fingerprint)
         if known is None:

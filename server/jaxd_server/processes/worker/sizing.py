@@ -9,7 +9,8 @@ from functools import partial
 import jax
 
 from jaxd_protocol.pickling.unpack.unpickler import unpickling_gate
-from jaxd_server.cache.store import open_store
+from jaxd_server.cache.shared_store import open_shared_store
+from jaxd_server.cache.store import no_shared_store, open_store
 from jaxd_server.compilation.disk_cache.compile_target import target
 from jaxd_server.compilation.disk_cache.programs import ProgramCache
 from jaxd_server.compilation.eviction import Limits
@@ -56,8 +57,13 @@ def program_cache(options: ServerOptions, packages: ImportedPackages) -> Program
     accepted = {}
     if options.accept == "exported":  # unchecked programs of the cache are not run
         accepted = {"accept": f"exported {' '.join(sorted(options.allow_targets))}".rstrip()}
+    shared = partial(open_shared_store, options.store, read_only=options.store_read_only)
     store = open_store(
-        *target(accepted), options.cache_dir, options.disk_bytes, options.principal_disk_bytes
+        *target(accepted),
+        options.cache_dir,
+        options.disk_bytes,
+        options.principal_disk_bytes,
+        no_shared_store if options.worker_per_principal else shared,
     )
     if store is None:
         return None
