@@ -38,6 +38,27 @@ _ABSENT = "import importlib, os, PKG; open(os.path.join(PKG.__path__[0], 'absent
 _UNRELATED = "import os\ndef names(): return dict(os.environ)\n"
 
 ROWS = [
+    *(
+        Found(
+            f"a function that was put into a library was not there for a late module: {read}",
+            {
+                "f.py": "def go(n):\n    from PKG import late\n    return late.go(n)",
+                "late.py": text,
+            },
+            (
+                "import statistics; statistics.median = lambda v: 8",
+                "import statistics; statistics.median = lambda v: 9",
+            ),
+        )
+        for read, text in {
+            "by its module": "import statistics\ndef go(n): return statistics.median([1, 7])",
+            "by another name": "import statistics as s\nK = s.median([1, 7])\ndef go(n): return K",
+            "by its name": "from statistics import median\ndef go(n): return median([1, 7])",
+            "with all names": "from statistics import *\ndef go(n): return median([1, 7])",
+            "in a function": "def go(n):\n    import statistics\n    return statistics.median([1, 7])",
+            "by its name, in a function": "def go(n):\n    from statistics import median\n    return median([1, 7])",
+        }.items()
+    ),
     Found(
         "a late module that imports a name of its package had all of the package packed",
         {

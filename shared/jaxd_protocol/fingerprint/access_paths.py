@@ -528,11 +528,7 @@ def _of_installed_attribute(walk: Walk, module: ModuleType, name: str, rest: Ste
         home, own = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
         modules.refuse_hidden_state(walk, str(home), str(own))
     if settings.is_config(value) or walk.process_view.carries(module, name, value):
-        walk.label = f"global {module.__name__}.{name}"
-        walk.tag("carried")
-        walk.text(f"{module.__name__}:{name}")
-        walk.carry(module.__name__, name, value)
-        walk.follow(value, rest)
+        _emit_carried(walk, module, name, rest)
     elif isinstance(value, FunctionType):
         refuse_patched_function(value, walk.is_local, walk.path)
     else:
@@ -541,6 +537,38 @@ def _of_installed_attribute(walk: Walk, module: ModuleType, name: str, rest: Ste
             classes.refuse_own_node(walk, value)
             classes.refuse_subclasses(walk, value, rest)
         emit_setting(walk, module.__name__, name, value, rest)
+
+
+def _emit_carried(walk: Walk, module: ModuleType, name: str, rest: Steps) -> None:
+    """Appends an attribute whose value travels along."""
+    value = _static_attribute(module, name)
+    walk.label = f"global {module.__name__}.{name}"
+    walk.tag("carried")
+    walk.text(f"{module.__name__}:{name}")
+    walk.carry(module.__name__, name, value)
+    walk.follow(value, rest)
+
+
+def emit_if_patched(walk: Walk, module: ModuleType | None, steps: Steps) -> None:
+    """Appends an attribute of an installed module only where the user's own code may be there.
+
+    For modules of the user's that run on the server first: what else they read of libraries, such
+    as settings, is answered when they read it.
+    """
+    while module is not None and steps and steps[0][0] == "a":
+        name, rest = steps[0][1], steps[1:]
+        value = _static_attribute(module, name)
+        if "_jaxd_real" not in vars(module):
+            walk.guards.item(vars(module), name, value)
+        if not isinstance(value, ModuleType):
+            if callable(value) and walk.process_view.carries(module, name, value):
+                _emit_carried(walk, module, name, rest)
+            elif isinstance(value, FunctionType):
+                refuse_patched_function(value, walk.is_local, walk.path)
+            elif isinstance(value, type):
+                refuse_patched_class(value, walk.is_local, walk.path)
+            return
+        module, steps = None if walk.is_local(value.__name__) else value, rest
 
 
 def _check_import(walk: Walk, module: ModuleType, name: str, rest: Steps) -> None:

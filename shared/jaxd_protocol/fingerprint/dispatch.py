@@ -259,6 +259,11 @@ def _emit_aliases(walk: Walk) -> None:
 
 
 HANDLERS: Final = Handlers(
-    _emit_root, _emit_object, access_paths.follow, _emit_archive, _emit_reflected
+    _emit_root,
+    _emit_object,
+    access_paths.follow,
+    access_paths.emit_if_patched,
+    _emit_archive,
+    _emit_reflected,
 )
 """What a walk is constructed with."""

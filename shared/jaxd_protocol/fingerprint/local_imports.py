@@ -6,12 +6,12 @@ runs when the code gets there. Nothing is imported here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.util import resolve_name
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from jaxd_protocol.fingerprint.code.reads import Import, facts_of
+from jaxd_protocol.fingerprint.code.reads import Import, Read, facts_of
 from jaxd_protocol.fingerprint.data_model import Source, Steps
 from jaxd_protocol.fingerprint.guards import MISSING
 from jaxd_protocol.fingerprint.process_view import prefixes_of
@@ -125,6 +125,47 @@ def _emit_source(walk: Walk, name: str, source: Source) -> None:
     package = name if source.is_package else name.rpartition(".")[0]
     for statement in facts.imports:
         _imported_by_source(walk, package, statement)
+    for code in _with_nested(source.code):
+        facts = facts_of(code)
+        for statement in facts.imports:
+            _patched_for_source(walk, package, statement, facts.reads)
+
+
+def _with_nested(code: CodeType) -> Iterator[CodeType]:
+    """A code object, and all that are in it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _with_nested(constant)
+
+
+def _patched_for_source(
+    walk: Walk, package: str, statement: Import, reads: tuple[Read, ...]
+) -> None:
+    """Appends what is patched of a library, as far as a module that runs on the server reads it.
+
+    Nothing else, as for the import statements of functions.
+    """
+    name = absolute_name(statement.name, statement.level, {"__package__": package})
+    top = name.partition(".")[0]
+    if walk.is_local(top):
+        return
+    process_view = walk.process_view
+    module, first = process_view.module(name), process_view.module(top)
+    if module is None or first is None:
+        walk.guards.answer(lambda: process_view.module(name) is None, True)
+        return
+    for each in statement.names:
+        for steps in statement.uses_at((each,)) or ((),):
+            walk.emit_if_patched(module, (("a", each), *steps))
+    if "*" in statement.names:
+        for read in reads:
+            walk.emit_if_patched(module, (("a", read.name), *read.steps))
+    for variable, path in () if statement.names else statement.bound:
+        bound = first if path is None else module
+        known = statement.uses_at(path)
+        for steps in known or [read.steps for read in reads if read.name == variable]:
+            walk.emit_if_patched(bound, steps)
 
 
 def _imported_by_source(walk: Walk, package: str, statement: Import) -> None:

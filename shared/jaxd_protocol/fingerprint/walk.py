@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
+from types import ModuleType
 from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.fingerprint.canonical_bytes import ATOMS, DIGEST_SIZE, atom, digest, tag
@@ -70,6 +71,7 @@ class Handlers(NamedTuple):
         root: appends what a walk starts from.
         object: appends anything that is not an atom.
         follow: appends what steps from a value lead to.
+        patched: appends an attribute of an installed module, where that was replaced.
         archive: appends the code of the archived packages, at the end of a walk with any.
         reflected: appends what the reached code reads beside that, at the end of a walk.
     """
@@ -77,6 +79,7 @@ class Handlers(NamedTuple):
     root: Callable[[Walk, Any], None]
     object: Callable[[Walk, Any], None]
     follow: Callable[[Walk, Any, Steps], None]
+    patched: Callable[[Walk, ModuleType, Steps], None]
     archive: Callable[[Walk], None]
     reflected: Callable[[Walk], None]
 
@@ -229,6 +232,10 @@ class Walk:
     def follow(self, value: Any, steps: Steps) -> None:
         """Appends what the steps from a value lead to; `label` says how the value is read."""
         self._handlers.follow(self, value, steps)
+
+    def emit_if_patched(self, module: ModuleType, steps: Steps) -> None:
+        """Appends what steps from an installed module lead to, where that was replaced."""
+        self._handlers.patched(self, module, steps)
 
     def emit_uses(self, label: str, value: Any, uses: Mapping[Steps, int] | None) -> None:
         """Appends what is read of a value, with the line of each read; None: all of it."""
