@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -14,7 +17,7 @@ import pytest
 from jaxd import connect
 from jaxd.errors import JaxdError
 from tests.end_to_end.gates import Gate, stop_at, wait_until
-from tests.live_server import LiveServer
+from tests.live_server import ROOT, LiveServer, source_environment
 
 KEY = "a-key-of-tests-0123456789-abcdefghij"
 PROGRAM = """
@@ -169,6 +172,70 @@ def test_without_a_key_the_user_has_one(start: StartMember, runtime: Path) -> No
     assert answer(start("b", JAXD_STORE_KEY="")) == [2.0, 0, 0, 1]
 
 
+# the recipes of docs/store.md ---------------------------------------------------------------------
+
+TRAIN = """
+import json, os, sys, jaxd
+step = jaxd.persistent_call(lambda x: x * 2)
+value, found = float(step(1.0)), jaxd.statistics()
+with open(os.environ["SAID"], "a") as said:
+    said.write(json.dumps([value, found.traces, found.executable_loads]) + "\\n")
+"""
+SRUN = """#!/bin/sh
+for node in 1 2; do
+  XDG_RUNTIME_DIR=$HOME/$node XDG_CACHE_HOME=$HOME/$node/cache "$@" || exit 1
+done
+"""
+
+
+@pytest.fixture
+def job(runtime: Path) -> Callable[[str, Path], list[list[float]]]:
+    """Runs a recipe in a folder, on machines without a cache; what its programs say."""
+    folder = runtime / "bin"
+    folder.mkdir()
+    programs = {"python": f'#!/bin/sh\nexec {sys.executable} "$@"\n', "srun": SRUN}
+    programs["jaxd"] = f'#!/bin/sh\nexec {sys.executable} -m jaxd.cli "$@"\n'
+    for name, text in programs.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o700)
+
+    def run(title: str, home: Path) -> list[list[float]]:
+        page = (ROOT / "docs" / "store.md").read_text()
+        (recipe,) = re.findall(f"## {title}\n.*?```sh\n(.*?)```", page, re.DOTALL)
+        for node in ("", "1", "2"):
+            (home / node).mkdir(exist_ok=True, mode=0o700)
+        (runtime / "train.py").write_text(TRAIN)
+        said = home / "said"
+        where = {"HOME": str(home), "XDG_RUNTIME_DIR": str(home), "SAID": str(said)}
+        where |= {"XDG_CACHE_HOME": str(home / "cache"), "XDG_CONFIG_HOME": str(home / "config")}
+        environment = source_environment(home, **where, JAXD_STORE_KEY=KEY)
+        environment["PATH"] = f"{folder}:{environment['PATH']}"
+        try:
+            subprocess.run(["sh", "-ec", recipe], env=environment, cwd=runtime, check=True)
+        finally:
+            store = {"JAXD_STORE": str(home / "jaxd-store")}
+            for node in ("", "1", "2"):
+                place = {"XDG_RUNTIME_DIR": str(home / node)}
+                for more in ({}, store):
+                    stop = [sys.executable, "-m", "jaxd.cli", "stop"]
+                    subprocess.run(stop, env=environment | place | more, check=False)
+        return [json.loads(line) for line in said.read_text().splitlines()]
+
+    return run
+
+
+def test_nodes_of_a_cluster(job: Callable[[str, Path], list[list[float]]], runtime: Path) -> None:
+    """The second one loads what the first one has built."""
+    assert job("On a cluster", runtime / "home") == [[2.0, 1, 0], [2.0, 0, 1]]
+
+
+def test_jobs_of_a_ci(job: Callable[[str, Path], list[list[float]]], runtime: Path) -> None:
+    """Each with nothing but the file that the one before has left."""
+    assert job("In a CI", runtime / "first") == [[2.0, 1, 0]]
+    assert (runtime / "jaxd.tar").exists()
+    assert job("In a CI", runtime / "second") == [[2.0, 0, 1]]
+
+
 # at the same time --------------------------------------------------------------------------------
 
 
@@ -212,22 +279,34 @@ def test_who_waits_can_be_cancelled(start: StartMember, gate: Gate) -> None:
         assert first.result() == 2.0
 
 
-def test_a_server_that_is_killed_leaves_its_build_to_another(
-    start: StartMember, gate: Gate
+def let_pass(gate: Gate, calls: list[Future[float]]) -> None:
+    """Whoever traces what these call goes on, until all of them are answered."""
+    while wait(calls, timeout=0.1).not_done:
+        gate.let_pass()
+
+
+def kill(server: LiveServer) -> None:
+    """As the system does where memory is short."""
+    os.kill(server.process.pid, signal.SIGKILL)
+    os.kill(server.worker_pid(), signal.SIGKILL)
+
+
+@pytest.mark.soak
+def test_eight_servers_build_what_they_need_once_between_them(
+    start: StartMember, gate: Gate, store: Path
 ) -> None:
-    """Once nobody has touched its lease for ten seconds."""
-    servers = [start(name, "--session-grace-s", "0") for name in "ab"]  # no client waits for one
-    with ThreadPoolExecutor(2) as threads:
+    """But for what a server was killed in: another one builds it, ten seconds later."""
+    servers = [start(str(number), "--session-grace-s", "0") for number in range(8)]
+    with ThreadPoolExecutor(8) as threads:
         first = threads.submit(call, servers[0], gate)
         with gate.reached():
-            other = threads.submit(call, servers[1], gate)
-            wait_until(lambda: runs_a_call(servers[1]))
-            os.kill(servers[0].process.pid, signal.SIGKILL)
-            os.kill(servers[0].worker_pid(), signal.SIGKILL)
-        with pytest.raises(JaxdError):
-            first.result()
-        with gate.reached():
-            pass
-        assert other.result() == 2.0
-    with connect(servers[1].unix) as client:
-        assert client.statistics().traces == 1
+            others = [threads.submit(call, server, gate) for server in servers[1:]]
+            wait_until(lambda: all(map(runs_a_call, servers[1:])))
+            kill(servers[0])
+        let_pass(gate, [first, *others])
+        assert isinstance(first.exception(), JaxdError)
+        assert [each.result() for each in others] == [2.0] * 7
+        found = list(threads.map(answer, servers[1:]))
+    assert {value for value, *_ in found} == {2.0}
+    assert [sum(each) for each in zip(*(counts for _, *counts in found), strict=True)] == [2, 2, 12]
+    assert [path for path in store.rglob("leases/*") if path.is_file()] == []

@@ -277,7 +277,7 @@ class SharedStore:
                 return None
             if is_there():
                 return None
-            on_wait(Waiting(_holder(f"{stem}{newest}"), now - began))
+            on_wait(Waiting(_holder(f"{stem}{newest}"), round(now - began, 1)))
             time.sleep(pause)
             pause = min(_LONGEST_PAUSE_S, pause * 1.5)
 

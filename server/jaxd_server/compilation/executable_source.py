@@ -367,8 +367,9 @@ def _queued(name: str) -> dict[str, Any]:
 
 def _built_by_another(request: BuildRequest, waiting: Waiting) -> dict[str, Any]:
     """The event of a build that another machine has begun, which shares the store."""
-    event = {"stage": "queued", "function": request.function.name, "behind_s": waiting.seconds}
-    return {**event, "behind": f"{request.function.name} on {waiting.host or 'another machine'}"}
+    name = request.function.name
+    behind = f"{name} on {waiting.host or 'another machine'}"
+    return {"stage": "queued", "function": name, "behind": behind, "behind_s": waiting.seconds}
 
 
 def _executable(

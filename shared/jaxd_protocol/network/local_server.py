@@ -1,8 +1,9 @@
 """The local server of one user and one environment: its files, and whether it runs.
 
 The auto-started server belongs to one environment: its directory is named by a digest of
-`sys.prefix`, Python's cache tag, the protocol and jax's RECORD, so that another virtual
-environment, another Python, another jaxd or an upgraded jax finds another server (or starts one).
+`sys.prefix`, Python's cache tag, the protocol, jax's RECORD and the store that is shared, so that
+another virtual environment, another Python, another jaxd, an upgraded jax or another store finds
+another server (or starts one).
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.network.addresses import Address
 
 _NO_CACHE: Final = "none"
+
+STORE_VARIABLES: Final = ("JAXD_STORE", "JAXD_STORE_READ_ONLY")
+"""Which store a server shares with those of other machines, and whether it adds to it."""
 
 
 def runtime_dir() -> str:
@@ -66,6 +70,10 @@ def environment_digest() -> str:
     digest.update(f"{jaxd_protocol.__version__} {jaxd_protocol.PROTOCOL_VERSION}".encode())
     for record in _jax_records():
         digest.update(record)
+    for name in STORE_VARIABLES:
+        value = os.environ.get(name)
+        if value:
+            digest.update(f"{name}={value}\0".encode())
     return digest.hexdigest()
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.network.local_server import (
+    STORE_VARIABLES,
     LocalServerFiles,
     environment_digest,
     make_private_directory,
@@ -55,8 +56,10 @@ def install(folder: Path, version: str, record: str | None) -> None:
 def test_each_environment_has_another_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another prefix, Python, jax, protocol or version of jaxd, and the same jax built anew."""
+    """Another prefix, Python, jax, protocol, version or store, and the same jax built anew."""
     digests = []
+    for name in STORE_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(sys, "path", ["", str(tmp_path / "missing")])
     digests.append(environment_digest())
     for folder, version, record in (
@@ -75,6 +78,10 @@ def test_each_environment_has_another_server(
     monkeypatch.setattr("jaxd_protocol.PROTOCOL_VERSION", 99)
     digests.append(environment_digest())
     monkeypatch.setattr("jaxd_protocol.__version__", "9.9")
+    digests.append(environment_digest())
+    monkeypatch.setenv("JAXD_STORE", "/store")
+    digests.append(environment_digest())
+    monkeypatch.setenv("JAXD_STORE_READ_ONLY", "1")
     digests.append(environment_digest())
     assert len(set(digests)) == len(digests)
 
