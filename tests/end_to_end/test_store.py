@@ -153,11 +153,20 @@ def test_nothing_is_loaded_with_another(start: StartMember, other: dict[str, str
     assert answer(start("b", **other)) == [2.0, 1, 1, 0]
 
 
-def test_a_key_that_can_be_guessed_is_refused(start: StartMember, store: Path) -> None:
-    """The server works without the store, and says so."""
-    server = start("a", JAXD_STORE_KEY="secret")
+@pytest.mark.parametrize(
+    ("variable", "value", "reason"),
+    [
+        ("JAXD_STORE_KEY", "secret", "JAXD_STORE_KEY can be guessed"),
+        ("JAXD_CACHE_DIR", "none", "a store needs a cache folder"),
+    ],
+)
+def test_a_store_that_cannot_be_used_is_refused(
+    start: StartMember, store: Path, variable: str, value: str, reason: str
+) -> None:
+    """The server works without it, and says so."""
+    server = start("a", **{variable: value})
     (line,) = [line for line in server.lines if line["event"] == "store_refused"]
-    assert "JAXD_STORE_KEY can be guessed" in line["reason"]
+    assert reason in line["reason"]
     assert answer(server) == [2.0, 1, 1, 0]
     flushed(server)
     assert files(store) == {}

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
-from jaxd_protocol.errors import ConfigurationError
+from jaxd_protocol.errors import ConfigurationError, JaxdError
 from jaxd_protocol.network.tokens import checked_token, config_dir, made_token_file
 from jaxd_server.cache.directory import TARGET_FILE, VERSION, Directory, Kind
 from jaxd_server.cache.record_file import (
@@ -241,6 +241,8 @@ class SharedStore:
             return
         try:
             lease = self._taken(name, is_there, on_wait)
+        except JaxdError:  # of `on_wait`; some are of the next kind as well
+            raise
         except OSError as error:
             self._troubles.warn("store_not_written", str(error.errno), reason=str(error))
             lease = None
@@ -256,30 +258,29 @@ class SharedStore:
         folder = f"{self._directory.folder}/{_LEASES}"
         mode = self._make_folder(folder) & 0o666
         stem = f"{folder}/{name.hex()}."
-        began, pause = time.monotonic(), _FIRST_PAUSE_S
-        beat, touched_at = (-1, 0), began
+        pause = _FIRST_PAUSE_S
+        began = touched_at = time.monotonic()
+        seen: tuple[int, int] | None = None
         while True:
-            newest = _newest(folder, os.path.basename(stem))
-            now = time.monotonic()
-            last = None if newest is None else (newest, _last_touched(f"{stem}{newest}"))
-            if last is not None and last != beat:
-                beat, touched_at = last, now
-            is_over = last is not None and (
-                now - touched_at > LEASE_S or time.time() - last[1] / 1e9 > _STALE_S
-            )
-            if last is None or is_over:
-                generation = 0 if newest is None else newest + 1
-                if last is not None or not is_there():  # the holder is done, or was none
-                    lease = Lease(stem, generation)
-                    if lease.take(mode):
-                        return lease
-                    continue
-                return None
+            newest = _newest(folder, os.path.basename(stem))  # first: who is done wrote before
             if is_there():
                 return None
-            on_wait(Waiting(_holder(f"{stem}{newest}"), round(now - began, 1)))
-            time.sleep(pause)
-            pause = min(_LONGEST_PAUSE_S, pause * 1.5)
+            now = time.monotonic()
+            if newest is not None:
+                touched = _last_touched(f"{stem}{newest}")
+                if touched is None:
+                    continue  # its holder has just released it
+                if seen != (newest, touched):
+                    seen, touched_at = (newest, touched), now
+                is_kept = now - touched_at <= LEASE_S and time.time() - touched / 1e9 <= _STALE_S
+                if is_kept:
+                    on_wait(Waiting(_holder(f"{stem}{newest}"), round(now - began, 1)))
+                    time.sleep(pause)
+                    pause = min(_LONGEST_PAUSE_S, pause * 1.5)
+                    continue
+            lease = Lease(stem, 0 if newest is None else newest + 1)
+            if lease.take(mode):
+                return lease
 
 
 class Lease:
@@ -328,13 +329,16 @@ def _newest(folder: str, prefix: str) -> int | None:
     return max(map(int, filter(str.isdecimal, found)), default=None)
 
 
-def _last_touched(path: str) -> int:
-    """When that was, by the clock of the file system; opening the file has NFS look anew."""
+def _last_touched(path: str) -> int | None:
+    """When that was, by the clock of the file system; None when it is gone.
+
+    The file is opened, so that NFS looks anew.
+    """
     try:
         with open(path, "rb") as file:
             return os.fstat(file.fileno()).st_mtime_ns
-    except OSError:
-        return 0
+    except FileNotFoundError:
+        return None
 
 
 def _holder(path: str) -> str:

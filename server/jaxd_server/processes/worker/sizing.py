@@ -65,10 +65,19 @@ def program_cache(options: ServerOptions, packages: ImportedPackages) -> Program
         options.principal_disk_bytes,
         no_shared_store if options.worker_per_principal else shared,
     )
+    if options.worker_per_principal:
+        _say_that_nothing_is_shared(options, "workers of principals share no programs")
     if store is None:
+        _say_that_nothing_is_shared(options, "a store needs a cache folder, and there is none")
         return None
     compilation_cache.install(store, os.path.join(store.folder, "xla"))
     return ProgramCache(store, packages)
+
+
+def _say_that_nothing_is_shared(options: ServerOptions, reason: str) -> None:
+    folder = options.store or os.environ.get("JAXD_STORE")
+    if folder:
+        log_event("store_refused", level=logging.WARNING, folder=folder, reason=reason)
 
 
 def rest_after_s(options: ServerOptions) -> float:
