@@ -70,6 +70,47 @@ def test_what_a_module_reads_of_its_process_is_its_clients(
     assert run() == [2.0, 0]
 
 
+ANNOTATED = """
+import threading
+import jax.numpy as jnp
+import numpy as np
+import optax
+LOCK = threading.Lock()
+def go(x: jnp.ndarray): return optax.safe_norm(jnp.atleast_1d(x * np.abs(-1.0)), 0.0)
+"""
+IMPORTS = """
+import importlib, json, sys
+sys.path.insert(0, sys.argv[1])
+for name in sys.argv[2:]:
+    importlib.import_module(name)
+import jaxd
+
+def step(x):
+    import late_annotated
+    return late_annotated.go(x)
+
+before = jaxd.statistics().traces
+value = float(jaxd.persistent_call(step)(1.0))
+print(json.dumps([value, jaxd.statistics().traces - before]))
+"""
+
+
+def test_which_libraries_a_process_has_imported_does_not_count(
+    live: LiveServer, tmp_path: Path
+) -> None:
+    """What a late module reads of them is what was installed."""
+    (tmp_path / "late_annotated.py").write_text(ANNOTATED)
+
+    def run(*libraries: str) -> Any:
+        done = live.run(IMPORTS, str(tmp_path), *libraries)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    assert run() == [1.0, 1]
+    assert run("numpy") == [1.0, 0]
+    assert run("jax.numpy", "optax") == [1.0, 0]
+
+
 def late_module(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
     """A module that can be imported, and has not been."""
     (folder / f"{name}.py").write_text(text)

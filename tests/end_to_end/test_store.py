@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -58,8 +59,9 @@ def start(start_live: Callable[..., LiveServer], store: Path, runtime: Path) -> 
 
     def start_(name: str, *arguments: str, **variables: str) -> LiveServer:
         given = {"JAXD_STORE": str(store), "JAXD_STORE_KEY": KEY}
-        given |= {"JAXD_CACHE_DIR": str(runtime / f"cache-{name}")}
-        return start_live(*arguments, name=name, **given | variables)
+        given |= {"JAXD_CACHE_DIR": str(runtime / f"cache-{name}")} | variables
+        given = {variable: value for variable, value in given.items() if value}
+        return start_live(*arguments, name=name, **given)
 
     return start_
 
@@ -179,6 +181,17 @@ def test_without_a_key_the_user_has_one(start: StartMember, runtime: Path) -> No
     flushed(first)
     assert (runtime / "config" / "jaxd" / "store.key").stat().st_mode & 0o777 == 0o600
     assert answer(start("b", JAXD_STORE_KEY="")) == [2.0, 0, 0, 1]
+
+
+def test_a_store_is_removed_under_a_running_server(start: StartMember, store: Path) -> None:
+    """What it builds from then on is of use to others."""
+    first = start("a")
+    answer(first)
+    shutil.rmtree(store)
+    store.mkdir()
+    assert answer(first, STORE_RATE="3") == [5.0, 2, 2, 0]
+    flushed(first)
+    assert answer(start("b"), STORE_RATE="3") == [5.0, 0, 0, 1]
 
 
 # the recipes of docs/store.md ---------------------------------------------------------------------

@@ -44,6 +44,7 @@ ROWS = [
             {
                 "f.py": "def go(n):\n    from PKG import late\n    return late.go(n)",
                 "late.py": text,
+                "compat.py": "import statistics",
             },
             (
                 "import statistics; statistics.median = lambda v: 8",
@@ -57,6 +58,8 @@ ROWS = [
             "with all names": "from statistics import *\ndef go(n): return median([1, 7])",
             "in a function": "def go(n):\n    import statistics\n    return statistics.median([1, 7])",
             "by its name, in a function": "def go(n):\n    from statistics import median\n    return median([1, 7])",
+            "through another module": "from PKG.compat import statistics\ndef go(n): return statistics.median([1, 7])",
+            "as an argument": "import statistics\ndef call(m): return m.median([1, 7])\ndef go(n): return call(statistics)",
         }.items()
     ),
     Found(

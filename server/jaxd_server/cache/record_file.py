@@ -31,6 +31,7 @@ _MAGIC: Final = b"\x89jaxd\r\n\x1a"  # as in PNG: shows a transfer in text mode
 _PREFIX: Final = struct.Struct("!8sIQ")
 _DIGEST: Final = 16
 _START: Final = _PREFIX.size + _DIGEST
+_MOST_HEADER: Final = 1 << 28
 _SAMPLE: Final = 1 << 16
 _WORTH_PACKING: Final = 0.9
 # Errors of the file itself, as opposed to temporary ones.
@@ -55,6 +56,10 @@ class Record(NamedTuple):
 
     content: Any
     payload: bytes
+
+
+_TYPES: Final = (str, bytes, str, str, int, int, bytes, bytes)
+"""Of the fields of a `Header` but its content."""
 
 
 class Header(NamedTuple):
@@ -154,9 +159,7 @@ def read_file(
         InvalidRecord: when it is anything else.
         OSError: when there is no such file, or it cannot be read now.
     """
-    header, stored = _read(path, payload=payload, is_ours=sign is None)
-    if sign is not None and not hmac.compare_digest(_signature(header, sign), header.signature):
-        raise InvalidRecord("it is not signed with the key of this store")
+    header, stored = _read(path, payload=payload, sign=sign)
     if (header.kind, header.name, header.target) != (kind, name, target):
         raise InvalidRecord("it is the file of another record")
     return Record(header.content, _unpacked(header, stored) if payload else b"")
@@ -179,7 +182,7 @@ def _signature(header: Header, sign: Sign) -> bytes:
     return sign(dump_literal(tuple(header[:-1])))
 
 
-def _read(path: str, *, payload: bool, is_ours: bool = True) -> tuple[Header, bytes]:
+def _read(path: str, *, payload: bool, sign: Sign | None = None) -> tuple[Header, bytes]:
     try:
         file = open(path, "rb", opener=_opener)  # noqa: SIM115  closed below
     except OSError as error:
@@ -187,11 +190,13 @@ def _read(path: str, *, payload: bool, is_ours: bool = True) -> tuple[Header, by
             raise InvalidRecord(f"it cannot be opened: {error.strerror}") from error
         raise
     with file:
-        size = _size(os.fstat(file.fileno()), is_ours=is_ours)
+        size = _size(os.fstat(file.fileno()), is_ours=sign is None)
         start = _exactly(file.read(_START), _START)
         length = _header_length(start, size)
         data = _exactly(file.read(length), length)
         header = _header(start, data)
+        if sign is not None and not hmac.compare_digest(_signature(header, sign), header.signature):
+            raise InvalidRecord("it is not signed with the key of this store")
         if size != _START + length + header.stored:
             raise InvalidRecord("it is cut off, or something was added")
         return header, _exactly(file.read(header.stored), header.stored) if payload else b""
@@ -225,7 +230,7 @@ def _header_length(start: bytes, size: int) -> int:
         raise InvalidRecord("it is not a record")
     if version != FORMAT:
         raise InvalidRecord(f"it has format {version}, and this version of jaxd writes {FORMAT}")
-    if length > size - _START:  # before memory is taken for it
+    if length > min(size - _START, _MOST_HEADER):  # before memory is taken for it
         raise InvalidRecord("it is cut off")
     return int(length)
 
@@ -238,7 +243,7 @@ def _header(start: bytes, data: bytes) -> Header:
         header = Header(*fields)
     except (ProtocolError, TypeError) as error:
         raise InvalidRecord("its header cannot be read") from error
-    if end != len(data):
+    if end != len(data) or tuple(map(type, (*header[:3], *header[4:]))) != _TYPES:
         raise InvalidRecord("its header cannot be read")
     return header
 

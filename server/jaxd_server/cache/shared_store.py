@@ -18,6 +18,7 @@ import io
 import json
 import os
 import re
+import secrets
 import socket
 import stat
 import tarfile
@@ -27,8 +28,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
+from jaxd_protocol.base.process import start_thread
 from jaxd_protocol.errors import ConfigurationError, JaxdError
-from jaxd_protocol.network.tokens import checked_token, config_dir, made_token_file
+from jaxd_protocol.network.tokens import (
+    checked_token,
+    config_dir,
+    made_token_file,
+    read_token_file,
+)
 from jaxd_server.cache.directory import TARGET_FILE, VERSION, Directory, Kind
 from jaxd_server.cache.record_file import (
     InvalidRecord,
@@ -55,6 +62,12 @@ _STALE_S: Final = 3600.0
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 0.5
 _LEASES: Final = "leases"
+_MOST_WAIT_S: Final = 1800.0
+"""Nobody waits longer for another machine: it builds by itself."""
+
+_READING: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_GENERATION: Final = re.compile("[0-9]{1,6}")
+_MOST_HOST: Final = 64
 _KEY_FILE: Final = "store.key"
 _TARGET: Final = re.compile("[0-9a-f]{16}")
 
@@ -66,13 +79,15 @@ def read_store_key() -> str:
     user's other settings, which is made where it is missing.
 
     Raises:
-        ConfigurationError: when it can be guessed, or read by others, or its file cannot be made.
+        ConfigurationError: when it is empty, can be guessed, or can be read by others, or its file
+            cannot be read or made.
     """
-    key = os.environ.get("JAXD_STORE_KEY", "").strip()
-    if key:
-        return checked_token(key, "the key in JAXD_STORE_KEY")
-    file = os.environ.get("JAXD_STORE_KEY_FILE")
-    return made_token_file(file or os.path.join(config_dir(), _KEY_FILE))
+    key, file = os.environ.get("JAXD_STORE_KEY"), os.environ.get("JAXD_STORE_KEY_FILE")
+    if key is not None:  # an empty one is a secret that a CI has not given
+        return checked_token(key.strip(), "the key in JAXD_STORE_KEY")
+    if file is not None:
+        return read_token_file(file)
+    return made_token_file(os.path.join(config_dir(), _KEY_FILE))
 
 
 def signing(key: str) -> Sign:
@@ -115,8 +130,10 @@ def open_shared_store(
         return None
     troubles = Troubles()
     read_only = read_only or os.environ.get("JAXD_STORE_READ_ONLY", "") not in ("", "0")
-    root = os.path.abspath(os.path.expanduser(folder))
+    root = os.path.expanduser(folder)
     try:
+        if not os.path.isabs(root):  # a server in the background is in another folder
+            raise ConfigurationError("the path of a store has to be absolute.")  # noqa: TRY301
         key = read_store_key()
         if not read_only:
             os.makedirs(root, exist_ok=True)
@@ -127,6 +144,23 @@ def open_shared_store(
         return None
     log_event("store_opened", folder=root, read_only=read_only)
     return SharedStore(Directory(root, target), key, troubles, facts, read_only=read_only)
+
+
+class FileStamp(NamedTuple):
+    """The state of a file; another one in its place has another stamp."""
+
+    inode: int
+    mtime_ns: int
+    size: int
+
+
+def file_stamp(path: str) -> FileStamp | None:
+    """How a file looks now; None when there is none."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return FileStamp(found.st_ino, found.st_mtime_ns, found.st_size)
 
 
 class SharedStore:
@@ -156,21 +190,22 @@ class SharedStore:
         self._sign = signing(key)
         self._troubles = troubles
         self._facts = facts
-        self._invalid: set[tuple[Kind, bytes]] = set()  # each step on this and the next is atomic
-        self._present: set[tuple[Kind, bytes]] = set()
+        self._refused: dict[str, FileStamp | None] = {}  # by path; each step on it is atomic
 
     # records -------------------------------------------------------------------------------------
 
     def read(self, kind: Kind, name: bytes, *, payload: bool = True) -> Record | None:
         """The record; None when there is none that is signed and whole."""
-        if kind not in SHARED_KINDS or (kind, name) in self._invalid:
+        if kind not in SHARED_KINDS:
             return None
         path, target = self._directory.file(kind, name), self._directory.target
+        refused = self._refused.get(path)
+        if refused is not None and refused == file_stamp(path):
+            return None
         try:
             return read_file(path, kind, name, target, payload=payload, sign=self._sign)
         except InvalidRecord as error:
-            self._invalid.add((kind, name))  # until this server has made it anew
-            self._present.discard((kind, name))
+            self._refused[path] = file_stamp(path)  # until somebody has made it anew
             self._troubles.warn("store_entry_refused", str(error), path=path, reason=str(error))
         except FileNotFoundError:
             pass
@@ -179,13 +214,11 @@ class SharedStore:
         return None
 
     def lacks(self, kind: Kind, name: bytes) -> bool:
-        """Whether a record is to be written: there is none that is signed, as far as is known."""
-        if self.read_only or kind not in SHARED_KINDS or (kind, name) in self._present:
+        """Whether a record is to be written: there is no file of it, or one that was refused."""
+        if self.read_only or kind not in SHARED_KINDS:
             return False
-        if self.read(kind, name, payload=False) is None:
-            return True
-        self._present.add((kind, name))
-        return False
+        path = self._directory.file(kind, name)
+        return path in self._refused or not os.path.exists(path)
 
     def write(self, kind: Kind, name: bytes, record: Record) -> None:
         """Writes a record; returns when it is there, or given up."""
@@ -199,8 +232,7 @@ class SharedStore:
         except OSError as error:
             self._troubles.warn("store_not_written", str(error.errno), reason=str(error))
         else:
-            self._invalid.discard((kind, name))
-            self._present.add((kind, name))
+            self._refused.pop(path, None)
 
     def _make_folder(self, folder: str) -> int:
         """Makes a folder of the target, open to whom the store is open to; returns its mode."""
@@ -228,12 +260,13 @@ class SharedStore:
     ) -> Iterator[Lease | None]:
         """Within it, no other server builds what has that name; at first it may be waited for.
 
-        None where it is there by then, and where there can be no lease. The block hands the lease
-        on to `Lease.release`, or it is released at its end.
+        None where it is there by then, where whoever had the lease is done without it (what cannot
+        be kept, and what fails, is not waited for once more by each), and where there can be none.
+        The block hands the lease on to `Lease.release`, or it is released at its end.
 
         Args:
             name: of the call.
-            is_there: whether another server has built it meanwhile.
+            is_there: whether there is nothing to wait for.
             on_wait: called again and again while another server builds it; may raise.
         """
         if self.read_only:
@@ -260,27 +293,21 @@ class SharedStore:
         stem = f"{folder}/{name.hex()}."
         pause = _FIRST_PAUSE_S
         began = touched_at = time.monotonic()
-        seen: tuple[int, int] | None = None
+        seen: _Beat | None = None
         while True:
-            newest = _newest(folder, os.path.basename(stem))  # first: who is done wrote before
-            if is_there():
-                return None
+            beat = _newest(folder, f"{name.hex()}.")  # first: who is done has written before
             now = time.monotonic()
-            if newest is not None:
-                touched = _last_touched(f"{stem}{newest}")
-                if touched is None:
-                    continue  # its holder has just released it
-                if seen != (newest, touched):
-                    seen, touched_at = (newest, touched), now
-                is_kept = now - touched_at <= LEASE_S and time.time() - touched / 1e9 <= _STALE_S
-                if is_kept:
-                    on_wait(Waiting(_holder(f"{stem}{newest}"), round(now - began, 1)))
-                    time.sleep(pause)
-                    pause = min(_LONGEST_PAUSE_S, pause * 1.5)
-                    continue
-            lease = Lease(stem, 0 if newest is None else newest + 1)
-            if lease.take(mode):
-                return lease
+            if is_there() or (beat is None and seen is not None) or now - began > _MOST_WAIT_S:
+                return None
+            if beat != seen:
+                seen, touched_at = beat, now
+            if beat is None or now - touched_at > LEASE_S or beat.is_old():
+                lease = Lease(stem, 0 if beat is None else beat.generation + 1)
+                if lease.take(mode):
+                    return lease
+            on_wait(Waiting(_holder(f"{stem}{beat.generation}") if beat else "", now - began))
+            time.sleep(pause)
+            pause = min(_LONGEST_PAUSE_S, pause * 1.5)
 
 
 class Lease:
@@ -294,6 +321,7 @@ class Lease:
         self.is_handed_on = False
         self._stem = stem
         self._generation = generation
+        self._file = -1
         self._ended = threading.Event()
 
     def take(self, mode: int) -> bool:
@@ -301,50 +329,91 @@ class Lease:
         path = f"{self._stem}{self._generation}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            descriptor = os.open(path, flags, 0o600)
+            self._file = os.open(path, flags, mode)
         except FileExistsError:
             return False
-        with open(descriptor, "w", encoding="utf-8") as file:
-            os.fchmod(descriptor, mode)
-            file.write(socket.gethostname())
-        threading.Thread(target=self._beat, args=(path,), name="jaxd-lease", daemon=True).start()
+        try:
+            os.fchmod(self._file, mode)  # whatever the umask
+            os.write(self._file, socket.gethostname().encode("utf-8", "replace"))
+            thread = threading.Thread(target=self._beat, name="jaxd-lease", daemon=True)
+            start_thread(thread)
+        except BaseException:
+            self.release()
+            raise
         return True
 
-    def _beat(self, path: str) -> None:
+    def _beat(self) -> None:
         while not self._ended.wait(_BEAT_S):
             with contextlib.suppress(OSError):  # the store is gone for a while, or for good
-                os.utime(path)
+                os.utime(self._file)
 
     def release(self) -> None:
         """What was to be built is there, or will not be."""
         self._ended.set()
-        for generation in range(self._generation + 1):  # its own last
-            with contextlib.suppress(OSError):
-                os.unlink(f"{self._stem}{generation}")
+        folder, prefix = os.path.split(self._stem)
+        with contextlib.suppress(OSError):
+            for generation in sorted(_generations(folder, prefix)):  # its own last
+                path = f"{self._stem}{generation}"
+                is_own = os.path.samestat(os.lstat(path), os.fstat(self._file))
+                if is_own or generation < self._generation:
+                    os.unlink(path)
+        os.close(self._file)
 
 
-def _newest(folder: str, prefix: str) -> int | None:
-    """The highest generation of a lease; None when there is none."""
-    found = [file[len(prefix) :] for file in os.listdir(folder) if file.startswith(prefix)]
-    return max(map(int, filter(str.isdecimal, found)), default=None)
+class _Beat(NamedTuple):
+    """The newest lease of a name.
 
-
-def _last_touched(path: str) -> int | None:
-    """When that was, by the clock of the file system; None when it is gone.
-
-    The file is opened, so that NFS looks anew.
+    Attributes:
+        generation: its number.
+        touched: when its holder has touched it last, in nanoseconds of the file system's clock.
     """
-    try:
-        with open(path, "rb") as file:
-            return os.fstat(file.fileno()).st_mtime_ns
-    except FileNotFoundError:
-        return None
+
+    generation: int
+    touched: int
+
+    def is_old(self) -> bool:
+        """Whether it is of a job of long ago, whatever the clocks of machines say."""
+        return time.time() - self.touched / 1e9 > _STALE_S
+
+
+def _generations(folder: str, prefix: str) -> Iterator[int]:
+    for file in os.listdir(folder):
+        number = file[len(prefix) :]
+        if file.startswith(prefix) and _GENERATION.fullmatch(number):
+            yield int(number)
+
+
+def _newest(folder: str, prefix: str) -> _Beat | None:
+    """The lease with the highest generation; None when there is none.
+
+    Raises:
+        OSError: when the folder cannot be read now.
+    """
+    for generation in sorted(_generations(folder, prefix), reverse=True):
+        path = f"{folder}/{prefix}{generation}"
+        with contextlib.suppress(FileNotFoundError):  # its holder has just released it
+            try:
+                descriptor = os.open(path, _READING)  # so that NFS looks anew
+            except OSError as error:
+                if error.errno in (errno.ELOOP, errno.ENXIO):
+                    return _Beat(generation, 0)  # it is no lease: the next one may be taken
+                raise
+            try:
+                return _Beat(generation, os.fstat(descriptor).st_mtime_ns)
+            finally:
+                os.close(descriptor)
+    return None
 
 
 def _holder(path: str) -> str:
     """The name of the machine of a lease's holder; empty when it has just ended."""
-    with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
-        return file.read(256)
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, _READING)
+        try:
+            text = os.read(descriptor, _MOST_HOST).decode("utf-8", "replace")
+        finally:
+            os.close(descriptor)
+        return "".join(re.findall(r"[\w.-]", text))
     return ""
 
 
@@ -377,7 +446,7 @@ def pack(root: str, path: str, key: str) -> Packed:
         OSError: when it cannot be written.
     """
     sign, count, total, refused = signing(key), 0, 0, 0
-    draft = f"{path}.{os.getpid()}"
+    draft = f"{path}.{secrets.token_hex(8)}"
     try:
         with tarfile.open(draft, "w") as archive:
             for target, kind, file in _records_below(root):
@@ -433,7 +502,7 @@ def unpack(root: str, path: str, key: str) -> Packed:
         OSError: when it cannot be read, or the folder not be written.
     """
     sign, count, total, refused = signing(key), 0, 0, 0
-    draft = f"{root}/.{os.getpid()}-unpacked.tmp"
+    draft = f"{root}/.{os.getpid()}-{secrets.token_hex(8)}.tmp"
     try:
         with tarfile.open(path, "r|") as archive:
             for member in archive:

@@ -74,6 +74,12 @@ def open_store(
     return Store(directory, disk_bytes, troubles, facts, principal_disk_bytes, others)
 
 
+class _Copy(Record):
+    """A record of the shared store."""
+
+    __slots__ = ()
+
+
 class Store:
     """The records of one target. Thread-safe; other processes may use the same folder.
 
@@ -100,8 +106,7 @@ class Store:
         self._troubles = troubles
         self._touched: dict[tuple[Kind, bytes], float] = {}  # each step on it is atomic
         self.shared = shared
-        self._copies: set[tuple[Kind, bytes]] = set()  # of it; each step on both is atomic
-        self._removed: set[tuple[Kind, bytes]] = set()  # not looked for in it any more
+        self._removed: set[tuple[Kind, bytes]] = set()  # not looked for in it any more; atomic
         self._off = False
         self._bytes = 0  # as far as the writing thread knows; its own
         self._news = 0  # of these, what was written since it looked; its own, too
@@ -131,25 +136,33 @@ class Store:
             return self._read_shared(kind, name, payload)
         if payload:
             self.touch(kind, name)
-        is_whole = payload or kind in _WITHOUT_PAYLOAD
-        if is_whole and self.shared is not None and self.shared.lacks(kind, name):
-            self._writer.put(kind, name, record)
         return record
+
+    def read_other(self, kind: Kind, name: bytes) -> Record | None:
+        """The record of the shared store, which may be another one than is here."""
+        is_wanted = self.shared is not None and (kind, name) not in self._removed
+        return self.shared.read(kind, name) if self.shared is not None and is_wanted else None
+
+    def adopt(self, kind: Kind, name: bytes, record: Record) -> None:
+        """Keeps a record of the shared store here, unless another one waits to be written."""
+        if not self._off and self._writer.find(kind, name) is None:
+            self._writer.put(kind, name, _Copy(*record))
 
     def _read_shared(self, kind: Kind, name: bytes, payload: bool) -> Record | None:
         """A record of the shared store, which is kept here from now on."""
         if self.shared is None or (kind, name) in self._removed:
             return None
         record = self.shared.read(kind, name, payload=payload)
-        if record is not None and (payload or kind in _WITHOUT_PAYLOAD) and not self._off:
-            self._copies.add((kind, name))
-            self._writer.put(kind, name, record)
+        if record is not None and (payload or kind in _WITHOUT_PAYLOAD):
+            self.adopt(kind, name, record)
         return record
 
     def publish(self, kind: Kind, name: bytes) -> None:
         """Has a record that is here written to the shared store as well, if it is not in it."""
         if self.shared is not None and self.shared.lacks(kind, name):
-            self.read(kind, name)
+            record = self.read(kind, name)
+            if record is not None and self._writer.find(kind, name) is None:
+                self._writer.put(kind, name, Record(*record))
 
     def _read_file(self, kind: Kind, name: bytes, payload: bool) -> Record | None:
         path = self._directory.file(kind, name)
@@ -203,7 +216,6 @@ class Store:
             payload: opaque bytes.
         """
         self._removed.discard((kind, name))
-        self._copies.discard((kind, name))
         if not self._off:
             self._writer.put(kind, name, Record(content, payload))
 
@@ -274,7 +286,7 @@ class Store:
             self._troubles.warn("cache_refused", reason=str(error))
         except OSError as error:
             self._troubles.warn("cache_not_written", str(error.errno), reason=str(error))
-        if self.shared is not None and (kind, name) not in self._copies:
+        if self.shared is not None and not isinstance(record, _Copy):
             self.shared.write(kind, name, record)
 
     def _put(self, kind: Kind, path: str, pieces: tuple[bytes, ...]) -> None:

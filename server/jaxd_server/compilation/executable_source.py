@@ -180,17 +180,17 @@ class ExecutableSource:
         cache = self._program_cache
         if cache is None or request.name is None or not cache.is_shared:
             return self._made_anew(request)
-        waited: list[Waiting] = []
+        told_s = -1
 
         def on_wait(waiting: Waiting) -> None:
+            nonlocal told_s
             check_not_abandoned()
-            if not waited:
+            if int(waiting.seconds) > told_s:
+                told_s = int(waiting.seconds)
                 request.emit("stage", _built_by_another(request, waiting))
-            waited.append(waiting)
 
-        with cache.lease(request.name, on_wait):
-            made = self._loaded_meanwhile(request) if waited else None
-            return made or self._made_anew(request)
+        with cache.lease(request.name, on_wait):  # another one may have built it, and found reads
+            return self._loaded_meanwhile(request) or self._made_anew(request)
 
     def _loaded_meanwhile(self, request: BuildRequest) -> BuildResult | None:
         """The executable that another machine has built, perhaps for a function that reads more."""

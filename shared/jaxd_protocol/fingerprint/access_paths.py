@@ -28,6 +28,7 @@ from jaxd_protocol.fingerprint.local_imports import (
 from jaxd_protocol.fingerprint.unpatched import (
     globals_module,
     is_own_builtin,
+    is_own_code,
     is_plain_data,
     refuse_patched_class,
     refuse_patched_function,
@@ -550,10 +551,10 @@ def _emit_carried(walk: Walk, module: ModuleType, name: str, rest: Steps) -> Non
 
 
 def emit_if_patched(walk: Walk, module: ModuleType | None, steps: Steps) -> None:
-    """Appends an attribute of an installed module only where the user's own code may be there.
+    """Appends an attribute of an installed module only where the user's own code is there.
 
-    For modules of the user's that run on the server first: what else they read of libraries, such
-    as settings, is answered when they read it.
+    For modules of the user's that run on the server first. Nothing else may be appended: another
+    process may not have imported the library. So what was patched that is no code is not seen.
     """
     while module is not None and steps and steps[0][0] == "a":
         name, rest = steps[0][1], steps[1:]
@@ -561,8 +562,11 @@ def emit_if_patched(walk: Walk, module: ModuleType | None, steps: Steps) -> None
         if "_jaxd_real" not in vars(module):
             walk.guards.item(vars(module), name, value)
         if not isinstance(value, ModuleType):
-            if callable(value) and walk.process_view.carries(module, name, value):
+            is_carried = walk.process_view.carries(module, name, value)
+            if is_carried and is_own_code(value, walk.is_local):
+                before = walk.label
                 _emit_carried(walk, module, name, rest)
+                walk.label = before
             elif isinstance(value, FunctionType):
                 refuse_patched_function(value, walk.is_local, walk.path)
             elif isinstance(value, type):

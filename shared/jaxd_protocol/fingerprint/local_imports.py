@@ -15,6 +15,7 @@ from jaxd_protocol.fingerprint.code.reads import Import, Read, facts_of
 from jaxd_protocol.fingerprint.data_model import Source, Steps
 from jaxd_protocol.fingerprint.guards import MISSING
 from jaxd_protocol.fingerprint.process_view import prefixes_of
+from jaxd_protocol.fingerprint.unpatched import is_own_code
 from jaxd_protocol.fingerprint.values import modules
 from jaxd_protocol.fingerprint.walk import Walk
 
@@ -152,7 +153,7 @@ def _patched_for_source(
         return
     process_view = walk.process_view
     module, first = process_view.module(name), process_view.module(top)
-    if module is None or first is None:
+    if module is None:
         walk.guards.answer(lambda: process_view.module(name) is None, True)
         return
     for each in statement.names:
@@ -161,11 +162,41 @@ def _patched_for_source(
     if "*" in statement.names:
         for read in reads:
             walk.emit_if_patched(module, (("a", read.name), *read.steps))
-    for variable, path in () if statement.names else statement.bound:
+        _patched_anywhere(walk, module)
+    if not statement.names:
+        _patched_by_module(walk, statement, reads, module, first)
+        _patched_anywhere(walk, module)  # others may read it by way of this one
+
+
+def _patched_by_module(
+    walk: Walk,
+    statement: Import,
+    reads: tuple[Read, ...],
+    module: ModuleType,
+    first: ModuleType | None,
+) -> None:
+    """What is patched of a library that a plain import binds.
+
+    Args:
+        walk: where to.
+        statement: the import.
+        reads: the globals that the code with it reads.
+        module: the one that is imported.
+        first: the package that it is in.
+    """
+    for variable, path in statement.bound:
         bound = first if path is None else module
         known = statement.uses_at(path)
         for steps in known or [read.steps for read in reads if read.name == variable]:
-            walk.emit_if_patched(bound, steps)
+            if bound is not None:
+                walk.emit_if_patched(bound, steps)
+
+
+def _patched_anywhere(walk: Walk, module: ModuleType) -> None:
+    """Appends all of the user's own code that was put into an installed module."""
+    for name, value in sorted(vars(module).copy().items()):
+        if callable(value) and is_own_code(value, walk.is_local):
+            walk.emit_if_patched(module, (("a", name),))
 
 
 def _imported_by_source(walk: Walk, package: str, statement: Import) -> None:

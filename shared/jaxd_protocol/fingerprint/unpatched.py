@@ -65,6 +65,25 @@ def is_unpatched(
     return str(type(value).__module__).partition(".")[0].lstrip("_") in (_top(module), "builtins")
 
 
+def is_own_code(value: Any, is_local: Callable[[str], bool]) -> bool:
+    """Whether a value is a function or class of the user's, or something around one.
+
+    Args:
+        value: any.
+        is_local: whether a module is the user's own.
+    """
+    while isinstance(value, functools.partial):
+        value = value.func
+    for layer in _unwrapped(value):
+        if isinstance(layer, FunctionType):
+            home = layer.__globals__.get("__name__")
+        else:
+            home = (layer if isinstance(layer, type) else type(layer)).__module__
+        if isinstance(home, str) and is_local(home):
+            return True
+    return False
+
+
 def _top(module: ModuleType) -> str:
     return module.__name__.partition(".")[0].lstrip("_")
 

@@ -72,7 +72,7 @@ def environment_digest() -> str:
         digest.update(record)
     for name in STORE_VARIABLES:
         value = os.environ.get(name)
-        if value:
+        if value not in (None, "", "0"):
             digest.update(f"{name}={value}\0".encode())
     return digest.hexdigest()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 import string
+from contextlib import suppress
 from typing import Final
 
 from jaxd_protocol.errors import ConfigurationError
@@ -107,18 +108,19 @@ def made_token_file(path: str) -> str:
         ConfigurationError: as `read_token_file` and `write_token_file`.
     """
     if not os.path.lexists(path):
-        draft = f"{path}.{os.getpid()}"
+        import secrets  # other processes do not need it
+
+        draft = f"{path}.{secrets.token_hex(8)}"
         write_token_file(draft)
         try:
             os.link(draft, path)
         except FileExistsError:
             pass  # another process was faster: that one counts
-        except OSError as error:
-            raise ConfigurationError(
-                f"cannot write the token file {path}: {error.strerror}. Choose another place."
-            ) from error
+        except OSError:
+            os.rename(draft, path)  # the file system has no links
         finally:
-            os.unlink(draft)
+            with suppress(FileNotFoundError):
+                os.unlink(draft)
     return read_token_file(path)
 
 

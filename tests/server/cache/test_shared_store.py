@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -10,12 +12,15 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from jaxd_protocol.errors import ConfigurationError
+from jaxd_protocol.pytree import dump_literal
 from jaxd_server.cache import shared_store
 from jaxd_server.cache.directory import Directory, Kind
-from jaxd_server.cache.record_file import Record
+from jaxd_server.cache.record_file import FORMAT, Header, Record
 from jaxd_server.cache.shared_store import SharedStore, Waiting, read_store_key
 from jaxd_server.cache.writer import Troubles
 
@@ -76,7 +81,33 @@ def test_what_is_not_signed_with_the_key_is_not_there(
     store.write("programs", NAME, RECORD)
     assert not store.lacks("programs", NAME)
     assert open_().read("programs", NAME) == RECORD
-    assert file_of(folder).exists()
+    file_of(folder).unlink()
+    assert store.lacks("programs", NAME)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [{"signature": 7}, {"signature": "\u20ac"}, {"stored": "7"}, {"kind": b"calls"}],
+    ids=str,
+)
+def test_what_was_made_up_is_not_there(open_: Open, folder: Path, field: dict[str, Any]) -> None:
+    """Whatever its header holds, before anybody could look at the signature."""
+    path = file_of(folder)
+    path.parent.mkdir(parents=True)
+    header = Header("programs", NAME, TARGET, (), "none", 0, 0, b"", b"")._replace(**field)
+    data = dump_literal(tuple(header))
+    prefix = struct.pack("!8sIQ", b"\x89jaxd\r\n\x1a", FORMAT, len(data))
+    path.write_bytes(prefix + hashlib.blake2b(prefix + data, digest_size=16).digest() + data)
+    assert open_().read("programs", NAME) is None
+
+
+def test_a_sound_one_in_the_place_of_another_is_found(open_: Open) -> None:
+    """Some other server has made it anew."""
+    open_(KEY[::-1]).write("programs", NAME, RECORD)
+    store = open_()
+    assert store.read("programs", NAME) is None
+    open_().write("programs", NAME, RECORD)
+    assert store.read("programs", NAME) == RECORD
 
 
 def test_a_signature_is_of_one_name_and_kind(open_: Open, folder: Path) -> None:
@@ -163,26 +194,87 @@ def test_processes_that_start_together_have_one_key(
     assert read_store_key() == KEY
 
 
+@pytest.mark.parametrize(
+    ("variable", "value"), [("JAXD_STORE_KEY", ""), ("JAXD_STORE_KEY_FILE", "/nowhere/key")]
+)
+def test_a_key_that_was_to_be_given_is_not_made(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    """A job that was not given the secret must not sign with another one."""
+    monkeypatch.delenv("JAXD_STORE_KEY", raising=False)
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigurationError):
+        read_store_key()
+
+
 # leases ------------------------------------------------------------------------------------------
 
 
 def test_one_at_a_time_holds_a_lease(open_: Open, folder: Path) -> None:
-    """However many want it; what is there needs none any more."""
-    made: list[int] = []
+    """However many want it."""
+    held: list[int] = []
     holding = threading.Lock()
 
     def build(number: int) -> None:
-        with open_().lease(NAME, lambda: len(made) >= 3, lambda _: None) as lease:
-            if lease is None:
-                return
-            assert holding.acquire(blocking=False)
-            made.append(number)
-            holding.release()
+        with open_().lease(NAME, lambda: False, lambda _: None) as lease:
+            if lease is not None:
+                assert holding.acquire(blocking=False)
+                held.append(number)
+                holding.release()
 
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(build, range(8)))
-    assert len(made) == 3
+    assert held
     assert list((folder / "v2" / TARGET / "leases").iterdir()) == []
+
+
+def test_what_is_there_needs_no_lease(open_: Open) -> None:
+    """Nor is one waited for."""
+    with open_().lease(NAME, lambda: False, print) as lease:
+        assert lease is not None
+        with open_().lease(NAME, lambda: True, print) as other:
+            assert other is None
+
+
+def test_after_a_holder_without_success_all_build_at_the_same_time(open_: Open) -> None:
+    """What it could not make, or not keep, is no better when each waits for the one before."""
+    all_inside = threading.Barrier(3)
+    waiting = threading.Semaphore(0)
+
+    def build() -> bool:
+        with open_().lease(NAME, lambda: False, lambda _: waiting.release()) as lease:
+            all_inside.wait(30)
+            return lease is None
+
+    with ThreadPoolExecutor(3) as threads:
+        with open_().lease(NAME, lambda: False, print):
+            builds = [threads.submit(build) for _ in range(3)]
+            for _ in range(9):  # each looks at least once
+                waiting.acquire()
+        assert [each.result() for each in builds] == [True] * 3
+
+
+@pytest.mark.parametrize("what", ["pipe", "link", "large number"])
+def test_what_others_put_in_the_place_of_a_lease(
+    open_: Open, folder: Path, what: str, tmp_path: Path
+) -> None:
+    """It is neither waited for nor followed, and nothing else is removed."""
+    leases = folder / "v2" / TARGET / "leases"
+    leases.mkdir(parents=True)
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    if what == "pipe":
+        os.mkfifo(leases / f"{NAME.hex()}.0")
+        os.utime(leases / f"{NAME.hex()}.0", (0, 0))
+    elif what == "link":
+        (leases / f"{NAME.hex()}.0").symlink_to(secret)
+    else:
+        (leases / f"{NAME.hex()}.123456789012345").write_text("")
+    waited: list[Waiting] = []
+    with open_().lease(NAME, lambda: False, waited.append) as lease:
+        assert lease is not None
+    assert waited == []
+    assert secret.read_text() == "secret"
 
 
 HOLD = """

@@ -23,6 +23,7 @@ from jaxd_protocol.messages.function_manifest import FunctionManifest
 from jaxd_protocol.messages.recorded_reads import ProcessRead, to_reads
 from jaxd_protocol.packages.distributions import Package, package_of
 from jaxd_protocol.pytree import dump_literal
+from jaxd_server.cache.record_file import Record
 from jaxd_server.cache.shared_store import Lease, Waiting
 from jaxd_server.cache.store import Store
 from jaxd_server.cache.writer import Troubles
@@ -154,18 +155,19 @@ class ProgramCache:
 
     def reads(self, fingerprint: bytes) -> tuple[ProcessRead, ...]:
         """What functions of a fingerprint are known to read of their clients' processes."""
-        record = self.store.read("reads", fingerprint)
-        if record is None:
-            return ()
-        try:
-            return to_reads(record.content)
-        except ProtocolError:
-            self._remove_invalid("reads", fingerprint)
-            return ()
+        found: set[ProcessRead] = set()
+        for read in (self.store.read, self.store.read_other):  # another server may know of others
+            record = read("reads", fingerprint)
+            try:
+                found.update(() if record is None else to_reads(record.content))
+            except ProtocolError:
+                self._remove_invalid("reads", fingerprint)
+        return tuple(sorted(found))
 
     def keep_reads(self, fingerprint: bytes, reads: tuple[ProcessRead, ...]) -> None:
         """Takes what functions of a fingerprint read of their clients' processes."""
-        self.store.write("reads", fingerprint, tuple(map(tuple, reads)))
+        merged = sorted({*reads, *self.reads(fingerprint)})
+        self.store.write("reads", fingerprint, tuple(map(tuple, merged)))
 
     def forget_function(self, function: Function) -> None:
         """Removes a function whose content is not what its record says."""
@@ -278,7 +280,16 @@ class ProgramCache:
             return None
         self.store.touch("calls", name)
         self._environments.adopt(kept.environment)
+        if self.is_shared:
+            self._queue.put(partial(self._publish, name, kept))
         return kept
+
+    def _publish(self, name: bytes, kept: CallRecord) -> None:
+        """Adds to a shared store what was kept here before."""
+        self.store.publish("environments", kept.environment)
+        self.store.publish("programs", kept.program)
+        self.store.publish("reads", kept.code)
+        self.store.publish("calls", name)
 
     def has(self, name: bytes) -> bool:
         """Whether the program of a call is there, and its packages are the same."""
@@ -290,7 +301,21 @@ class ProgramCache:
         kept = self._read_call(name)
         if kept is None or kept.obstacle is not None:
             return None
-        return kept if self._environments.is_current(kept.environment) else None
+        if self._environments.is_current(kept.environment):
+            return kept
+        other = self.store.read_other("calls", name)  # for the packages as they are now, perhaps
+        kept = self._call_in(name, other)
+        if other is None or kept is None or kept.obstacle is not None:
+            return None
+        if not self._environments.is_current(kept.environment):
+            return None
+        self.store.adopt("calls", name, other)
+        return kept
+
+    def _is_not_waited_for(self, name: bytes) -> bool:
+        """Whether the program of a call is there, or cannot be kept by anybody."""
+        kept = self._read_call(name)
+        return (kept is not None and kept.obstacle is not None) or self.has(name)
 
     def dependencies(self, kept: CallRecord) -> Dependencies:
         """The packages that a record of `find` depends on."""
@@ -376,7 +401,7 @@ class ProgramCache:
             on_wait: called again and again while another one builds it; may raise.
         """
         assert self.store.shared is not None
-        with self.store.shared.lease(name, lambda: self.has(name), on_wait) as lease:
+        with self.store.shared.lease(name, lambda: self._is_not_waited_for(name), on_wait) as lease:
             yield
             if lease is not None:
                 lease.is_handed_on = True
@@ -387,7 +412,9 @@ class ProgramCache:
         lease.release()
 
     def _read_call(self, name: bytes) -> CallRecord | None:
-        record = self.store.read("calls", name, payload=False)  # does not count as a use
+        return self._call_in(name, self.store.read("calls", name, payload=False))
+
+    def _call_in(self, name: bytes, record: Record | None) -> CallRecord | None:
         if record is None:
             return None
         try:
