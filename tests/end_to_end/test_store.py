@@ -7,12 +7,16 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from jaxd import connect
@@ -286,6 +290,33 @@ def test_servers_build_a_program_once_between_them(start: StartMember, gate: Gat
         with connect(server.unix) as client:
             found = client.statistics()
         assert (found.traces, found.executable_loads) == (0, 1)
+
+
+def call_back(server: LiveServer, port: int) -> float:
+    """Calls a function whose program calls back into Python, and which is traced in company."""
+
+    def meeting(x: Any) -> Any:
+        with socket.create_connection(("127.0.0.1", port)) as sock:
+            sock.recv(1)
+        return jax.pure_callback(lambda value: value * 2, jax.typeof(x), x)
+
+    with connect(server.unix) as client:
+        return float(client.persistent_call(meeting)(jnp.float32(1)))
+
+
+def test_what_cannot_be_kept_is_not_waited_for(start: StartMember) -> None:
+    """Once one server has found that out, the others build at the same time."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(2) as threads:
+        listener.settimeout(30)
+        port = listener.getsockname()[1]
+        for names in ("a", "bc"):
+            servers = [start(name, "--build-in", "worker") for name in names]
+            calls = [threads.submit(call_back, server, port) for server in servers]
+            for sock in [listener.accept()[0] for _ in servers]:
+                sock.close()
+            assert [each.result() for each in calls] == [2.0] * len(servers)
+            for server in servers:
+                flushed(server)
 
 
 def test_who_waits_can_be_cancelled(start: StartMember, gate: Gate) -> None:
