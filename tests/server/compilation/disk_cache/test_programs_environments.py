@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import FunctionType
 from typing import Any
 
 import pytest
 
+from jaxd_protocol.messages.recorded_reads import ProcessRead
 from jaxd_protocol.packages.distributions import changed_since_first_seen
+from jaxd_server.cache.directory import Directory
+from jaxd_server.cache.shared_store import SharedStore
 from jaxd_server.cache.store import open_store
-from jaxd_server.compilation.disk_cache.programs import Environments
+from jaxd_server.cache.writer import Troubles
+from jaxd_server.compilation.disk_cache.programs import Environments, ProgramCache
 from jaxd_server.runtime.imported_packages import ImportedPackages
 from tests.fake_packages import FakeSite
 from tests.server.compilation.disk_cache.test_programs import Open, X, function_in, kept_one, step
 from tests.server.in_process import Machine, Source
-
-
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSite:
-    """A folder of installed packages."""
-    site = FakeSite(tmp_path)
-    monkeypatch.syspath_prepend(site.path)
-    return site
 
 
 def shelved(x: Any) -> Any:
@@ -103,3 +101,61 @@ def test_a_record_that_is_none_is_told_of(tmp_path: Path, content: Any) -> None:
     assert told == [("environments", b"e" * 16)]
     assert environments.is_current(environments.keep(()))
     store.close()
+
+
+# another server's, in a store that both share -----------------------------------------------------
+
+OLD, NEW = b"o" * 16, b"n" * 16
+
+
+@pytest.fixture
+def open_member(tmp_path: Path) -> Iterator[Callable[[str], ProgramCache]]:
+    """Opens the cache of one more machine that shares a store."""
+    opened: list[ProgramCache] = []
+    shared = tmp_path / "shared"
+    shared.mkdir()
+
+    def of(target: str, facts: Mapping[str, str]) -> SharedStore:
+        return SharedStore(Directory(str(shared), target), "key", Troubles(), facts)
+
+    def open_(name: str) -> ProgramCache:
+        store = open_store(*Machine(), str(tmp_path / name), shared=of)
+        assert store is not None
+        opened.append(ProgramCache(store, ImportedPackages()))
+        return opened[-1]
+
+    yield open_
+    for cache in opened:
+        cache.close()
+
+
+def test_what_another_server_has_built_with_the_packages_of_now_is_found(
+    open_harness: Open, open_member: Callable[[str], ProgramCache]
+) -> None:
+    """In place of what was kept here with those of before."""
+    harness = open_harness()
+    harness.value(Source(step), X)
+    name, kept = kept_one(harness)
+    mine, others = open_member("mine"), open_member("others")
+    mine.store.write("environments", OLD, (("not_installed", "not_installed", "1", b"digest"),))
+    mine.store.write("calls", name, replace(kept, environment=OLD).to_content())
+    mine.flush()
+    assert not mine.has(name)
+    others.store.write("environments", NEW, ())
+    others.store.write("programs", kept.program, (), b"program")
+    others.store.write("calls", name, replace(kept, environment=NEW).to_content())
+    others.flush()
+    assert mine.has(name)
+    assert mine.calls()[name].environment == NEW
+
+
+def test_servers_learn_from_each_other_what_a_function_reads(
+    open_member: Callable[[str], ProgramCache],
+) -> None:
+    """Neither forgets what the other has found."""
+    mine, others = open_member("mine"), open_member("others")
+    one, two = ProcessRead("variable", "ONE"), ProcessRead("variable", "TWO")
+    for cache, read in ((mine, one), (others, two)):
+        cache.keep_reads(OLD, (read,))
+        cache.flush()
+    assert mine.reads(OLD) == others.reads(OLD) == open_member("third").reads(OLD) == (one, two)
