@@ -420,7 +420,7 @@ def _holder(path: str) -> str:
 # one file ----------------------------------------------------------------------------------------
 
 
-class Packed(NamedTuple):
+class Archived(NamedTuple):
     """What became of the records that were packed into a file, or unpacked from it.
 
     Attributes:
@@ -434,7 +434,7 @@ class Packed(NamedTuple):
     refused: int
 
 
-def pack(root: str, path: str, key: str) -> Packed:
+def pack(root: str, path: str, key: str) -> Archived:
     """Writes what can be shared of a cache folder into one file, signed.
 
     Args:
@@ -468,7 +468,7 @@ def pack(root: str, path: str, key: str) -> Packed:
         with contextlib.suppress(OSError):
             os.unlink(draft)
         raise
-    return Packed(count, total, refused)
+    return Archived(count, total, refused)
 
 
 def _records_below(root: str) -> Iterator[tuple[str, str, str]]:
@@ -489,7 +489,7 @@ def _listed(folder: str) -> list[str]:
         return []
 
 
-def unpack(root: str, path: str, key: str) -> Packed:
+def unpack(root: str, path: str, key: str) -> Archived:
     """Adds what `pack` wrote to a cache folder, but for what is not signed with the key.
 
     Args:
@@ -520,7 +520,7 @@ def unpack(root: str, path: str, key: str) -> Packed:
     finally:
         with contextlib.suppress(OSError):
             os.unlink(draft)
-    return Packed(count, total, refused)
+    return Archived(count, total, refused)
 
 
 def _add(root: str, file: str, sign: Sign) -> None:
