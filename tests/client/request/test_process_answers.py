@@ -132,17 +132,22 @@ def test_a_large_file_is_not_sent(project: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_the_recursion_limit_is_the_programs_while_a_function_is_walked_over() -> None:
     """For the walk it is a higher one; another thread may be asked meanwhile."""
-    limit, found = sys.getrecursionlimit(), []
+    found = []
 
     class Looks:
         def __reduce__(self) -> Any:
             told_now = told("return S.getrecursionlimit()", "recursion", "", S=sys)
-            found.append((sys.getrecursionlimit() > limit, told_now))
+            found.append((sys.getrecursionlimit() > 1234, told_now))
             return str, ()
 
-    FunctionSnapshot(function("return T", T=Looks()), Options())
-    assert found[0] == (True, limit)
-    assert sys.getrecursionlimit() == limit
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(1234)  # another test may have left a high one
+    try:
+        FunctionSnapshot(function("return T", T=Looks()), Options())
+        assert found[0] == (True, 1234)
+        assert sys.getrecursionlimit() == 1234
+    finally:
+        sys.setrecursionlimit(before)
 
 
 def test_the_rest_is_told_to_who_asks_for_it_by_name(
