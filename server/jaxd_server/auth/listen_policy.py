@@ -51,8 +51,8 @@ def _check_separation(options: ServerOptions) -> None:
         return
     if options.store is not None:
         raise ConfigurationError(
-            "programs in a store (--store) are for all who use it, and with --worker-per-principal "
-            "nobody shares programs. Leave out one of the two."
+            "programs in a store (--store, JAXD_STORE) are for all who use it, and with "
+            "--worker-per-principal nobody shares programs. Leave out one of the two."
         )
     if options.allow_unauthenticated_loopback:
         raise ConfigurationError(

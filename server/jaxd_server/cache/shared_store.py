@@ -120,30 +120,26 @@ def open_shared_store(
     Or it cannot be used, which is logged.
 
     Args:
-        folder: where it is; None: that of `JAXD_STORE`, if any.
+        folder: where it is; None: there is none.
         target: what the records are good for, 16 hex digits.
         facts: what these stand for, for people.
         read_only: whether nothing is written to it; `JAXD_STORE_READ_ONLY=1` says so as well.
     """
-    folder = folder or os.environ.get("JAXD_STORE")
-    if not folder:
+    if folder is None:
         return None
     troubles = Troubles()
     read_only = read_only or os.environ.get("JAXD_STORE_READ_ONLY", "") not in ("", "0")
-    root = os.path.expanduser(folder)
     try:
-        if not os.path.isabs(root):  # a server in the background is in another folder
-            raise ConfigurationError("the path of a store has to be absolute.")  # noqa: TRY301
         key = read_store_key()
         if not read_only:
-            os.makedirs(root, exist_ok=True)
-            read_only = not os.access(root, os.W_OK)
-        os.listdir(root)
+            os.makedirs(folder, exist_ok=True)
+            read_only = not os.access(folder, os.W_OK)
+        os.listdir(folder)
     except (ConfigurationError, OSError) as error:
-        troubles.warn("store_refused", folder=root, reason=str(error))
+        troubles.warn("store_refused", folder=folder, reason=str(error))
         return None
-    log_event("store_opened", folder=root, read_only=read_only)
-    return SharedStore(Directory(root, target), key, troubles, facts, read_only=read_only)
+    log_event("store_opened", folder=folder, read_only=read_only)
+    return SharedStore(Directory(folder, target), key, troubles, facts, read_only=read_only)
 
 
 class FileStamp(NamedTuple):

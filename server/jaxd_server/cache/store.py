@@ -35,17 +35,13 @@ _WITHOUT_PAYLOAD: Final = {"calls", "reads", "environments"}
 _ABSENT: Final = {errno.ENOENT, errno.ENOTDIR}
 
 
-def no_shared_store(target: str, facts: Mapping[str, str]) -> None:
-    """For `open_store`: nothing is shared."""
-
-
 def open_store(
     target: str,
     facts: Mapping[str, str],
     cache_dir: str | None = None,
     disk_bytes: int = DISK_BYTES,
     principal_disk_bytes: int = 0,
-    shared: Callable[[str, Mapping[str, str]], SharedStore | None] = no_shared_store,
+    shared: Callable[[str, Mapping[str, str]], SharedStore | None] | None = None,
 ) -> Store | None:
     """The store of a target in the cache folder; None: nothing is kept on disk.
 
@@ -58,7 +54,8 @@ def open_store(
         cache_dir: see `cache_root`.
         disk_bytes: how much may lie in the whole folder.
         principal_disk_bytes: how much of that may be made for one principal; 0: all of it.
-        shared: opens the store that other machines share, for a target and its facts.
+        shared: opens the store that other machines share, for a target and its facts; None: there
+            is none.
     """
     root = cache_root(cache_dir)
     if root is None:
@@ -70,7 +67,7 @@ def open_store(
     except (ConfigurationError, OSError) as error:
         troubles.warn("cache_refused", reason=str(error))
         return None
-    others = shared(target, facts)
+    others = None if shared is None else shared(target, facts)
     return Store(directory, disk_bytes, troubles, facts, principal_disk_bytes, others)
 
 

@@ -101,6 +101,7 @@ _SHARE: Final = {"type": parse_share, "metavar": "SHARE"}
 _PATH: Final = {"type": str, "metavar": "PATH"}
 _FOLDER: Final = {"type": parse_folder, "metavar": "PATH"}
 _SWITCH: Final = {"action": "store_true"}
+_NONE: Final = "none"
 _YES_NO: Final = {"action": BooleanOptionalAction}
 
 
@@ -151,7 +152,7 @@ class ServerOptions:
     )
     store: str | None = _address(
         _FOLDER,
-        "folder of compiled programs that servers on several machines share",
+        "folder of compiled programs that servers on several machines share, or `none`",
         shown="JAXD_STORE, else none",
         more="; see [one store for many machines](store.md)",
     )
@@ -511,7 +512,12 @@ def parse_arguments(argv: Sequence[str] | None = None) -> ServerOptions:
     Raises:
         SystemExit: with 2 after a usage message; with 0 after `--help`.
     """
-    given = vars(_parser().parse_args(argv))
+    parser = _parser()
+    given = vars(parser.parse_args(argv))
+    store = given.get("store") or os.environ.get("JAXD_STORE") or _NONE
+    if store != _NONE and not os.path.isabs(store):  # this process may be in another folder
+        parser.error(f"JAXD_STORE has to be an absolute path, and is {store!r}")
+    given["store"] = None if store == _NONE else store
     given["token_file"] = given.get("token_file") or _token_file_of_environment()
     options: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in given.items()

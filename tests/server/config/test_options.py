@@ -10,7 +10,7 @@ import pytest
 from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import LocalServerFiles
-from jaxd_server.config.options import GIB, ServerOptions
+from jaxd_server.config.options import GIB, ServerOptions, parse_arguments
 
 SECRET = "s3cret-for-tests-and-no-more"
 
@@ -51,6 +51,21 @@ def test_an_unknown_option_is_refused() -> None:
     """A worker of another version does not silently drop what it was told."""
     with pytest.raises(TypeError, match="shiny"):
         ServerOptions.from_json(ServerOptions().to_json() | {"shiny": 1})
+
+
+def test_the_store_comes_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Unless an option names another one, or none; a server in the background is elsewhere."""
+    monkeypatch.setenv("JAXD_STORE", "/store")
+    found = [parse_arguments(each).store for each in ([], ["--store", "/b"], ["--store", "none"])]
+    assert found == ["/store", "/b", None]
+    monkeypatch.setenv("JAXD_STORE", "")
+    assert parse_arguments([]).store is None
+    monkeypatch.setenv("JAXD_STORE", "store")
+    with pytest.raises(SystemExit):
+        parse_arguments([])
+    assert "JAXD_STORE has to be an absolute path, and is 'store'" in capsys.readouterr().err
 
 
 def test_the_token_comes_from_the_file(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import jax
 
 from jaxd_protocol.pickling.unpack.unpickler import unpickling_gate
 from jaxd_server.cache.shared_store import open_shared_store
-from jaxd_server.cache.store import no_shared_store, open_store
+from jaxd_server.cache.store import open_store
 from jaxd_server.compilation.disk_cache.compile_target import target
 from jaxd_server.compilation.disk_cache.programs import ProgramCache
 from jaxd_server.compilation.eviction import Limits
@@ -63,21 +63,15 @@ def program_cache(options: ServerOptions, packages: ImportedPackages) -> Program
         options.cache_dir,
         options.disk_bytes,
         options.principal_disk_bytes,
-        no_shared_store if options.worker_per_principal else shared,
+        shared,
     )
-    if options.worker_per_principal:
-        _say_that_nothing_is_shared(options, "workers of principals share no programs")
     if store is None:
-        _say_that_nothing_is_shared(options, "a store needs a cache folder, and there is none")
+        if options.store is not None:
+            why = "a store needs a cache folder, and there is none"
+            log_event("store_refused", level=logging.WARNING, folder=options.store, reason=why)
         return None
     compilation_cache.install(store, os.path.join(store.folder, "xla"))
     return ProgramCache(store, packages)
-
-
-def _say_that_nothing_is_shared(options: ServerOptions, reason: str) -> None:
-    folder = options.store or os.environ.get("JAXD_STORE")
-    if folder:
-        log_event("store_refused", level=logging.WARNING, folder=folder, reason=reason)
 
 
 def rest_after_s(options: ServerOptions) -> float:
