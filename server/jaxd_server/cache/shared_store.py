@@ -30,6 +30,7 @@ from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.base.process import start_thread
 from jaxd_protocol.errors import ConfigurationError, JaxdError
+from jaxd_protocol.network.accounts import file_state
 from jaxd_protocol.network.tokens import (
     checked_token,
     config_dir,
@@ -142,23 +143,6 @@ def open_shared_store(
     return SharedStore(Directory(folder, target), key, troubles, facts, read_only=read_only)
 
 
-class FileStamp(NamedTuple):
-    """The state of a file; another one in its place has another stamp."""
-
-    inode: int
-    mtime_ns: int
-    size: int
-
-
-def file_stamp(path: str) -> FileStamp | None:
-    """How a file looks now; None when there is none."""
-    try:
-        found = os.lstat(path)
-    except OSError:
-        return None
-    return FileStamp(found.st_ino, found.st_mtime_ns, found.st_size)
-
-
 class SharedStore:
     """The records of one target that several servers share. Thread-safe.
 
@@ -186,7 +170,7 @@ class SharedStore:
         self._sign = signing(key)
         self._troubles = troubles
         self._facts = facts
-        self._refused: dict[str, FileStamp | None] = {}  # by path; each step on it is atomic
+        self._refused: dict[str, tuple[int, ...] | None] = {}  # by path; each step on it is atomic
 
     # records -------------------------------------------------------------------------------------
 
@@ -196,12 +180,12 @@ class SharedStore:
             return None
         path, target = self._directory.file(kind, name), self._directory.target
         refused = self._refused.get(path)
-        if refused is not None and refused == file_stamp(path):
+        if refused is not None and refused == _state(path):
             return None
         try:
             return read_file(path, kind, name, target, payload=payload, sign=self._sign)
         except InvalidRecord as error:
-            self._refused[path] = file_stamp(path)  # until somebody has made it anew
+            self._refused[path] = _state(path)  # until somebody has made it anew
             self._troubles.warn("store_entry_refused", str(error), path=path, reason=str(error))
         except FileNotFoundError:
             pass
@@ -304,6 +288,14 @@ class SharedStore:
             on_wait(Waiting(_holder(f"{stem}{beat.generation}") if beat else "", now - began))
             time.sleep(pause)
             pause = min(_LONGEST_PAUSE_S, pause * 1.5)
+
+
+def _state(path: str) -> tuple[int, ...] | None:
+    """How a file looks now; None when there is none."""
+    try:
+        return file_state(os.lstat(path))
+    except OSError:
+        return None
 
 
 class Lease:

@@ -135,10 +135,11 @@ class Store:
             self.touch(kind, name)
         return record
 
-    def read_other(self, kind: Kind, name: bytes) -> Record | None:
+    def read_other(self, kind: Kind, name: bytes, payload: bool = True) -> Record | None:
         """The record of the shared store, which may be another one than is here."""
-        is_wanted = self.shared is not None and (kind, name) not in self._removed
-        return self.shared.read(kind, name) if self.shared is not None and is_wanted else None
+        if self.shared is None or (kind, name) in self._removed:
+            return None
+        return self.shared.read(kind, name, payload=payload)
 
     def adopt(self, kind: Kind, name: bytes, record: Record) -> None:
         """Keeps a record of the shared store here, unless another one waits to be written."""
@@ -147,9 +148,7 @@ class Store:
 
     def _read_shared(self, kind: Kind, name: bytes, payload: bool) -> Record | None:
         """A record of the shared store, which is kept here from now on."""
-        if self.shared is None or (kind, name) in self._removed:
-            return None
-        record = self.shared.read(kind, name, payload=payload)
+        record = self.read_other(kind, name, payload)
         if record is not None and (payload or kind in _WITHOUT_PAYLOAD):
             self.adopt(kind, name, record)
         return record

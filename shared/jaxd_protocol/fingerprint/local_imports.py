@@ -126,10 +126,13 @@ def _emit_source(walk: Walk, name: str, source: Source) -> None:
     package = name if source.is_package else name.rpartition(".")[0]
     for statement in facts.imports:
         _imported_by_source(walk, package, statement)
+    libraries: dict[str, ModuleType] = {}
     for code in _with_nested(source.code):
         facts = facts_of(code)
         for statement in facts.imports:
-            _patched_for_source(walk, package, statement, facts.reads)
+            libraries |= _patched_for_source(walk, package, statement, facts.reads)
+    for module in libraries.values():  # others may read them by way of this one
+        _patched_anywhere(walk, module)
 
 
 def _with_nested(code: CodeType) -> Iterator[CodeType]:
@@ -142,30 +145,32 @@ def _with_nested(code: CodeType) -> Iterator[CodeType]:
 
 def _patched_for_source(
     walk: Walk, package: str, statement: Import, reads: tuple[Read, ...]
-) -> None:
+) -> dict[str, ModuleType]:
     """Appends what is patched of a library, as far as a module that runs on the server reads it.
 
     Nothing else, as for the import statements of functions.
+
+    Returns:
+        The library, by its name, where all of it is at hand and anything may be read of it.
     """
     name = absolute_name(statement.name, statement.level, {"__package__": package})
     top = name.partition(".")[0]
     if walk.is_local(top):
-        return
+        return {}
     process_view = walk.process_view
     module, first = process_view.module(name), process_view.module(top)
     if module is None:
         walk.guards.answer(lambda: process_view.module(name) is None, True)
-        return
+        return {}
     for each in statement.names:
         for steps in statement.uses_at((each,)) or ((),):
             walk.emit_if_patched(module, (("a", each), *steps))
     if "*" in statement.names:
         for read in reads:
             walk.emit_if_patched(module, (("a", read.name), *read.steps))
-        _patched_anywhere(walk, module)
     if not statement.names:
         _patched_by_module(walk, statement, reads, module, first)
-        _patched_anywhere(walk, module)  # others may read it by way of this one
+    return {} if statement.names and "*" not in statement.names else {name: module}
 
 
 def _patched_by_module(
