@@ -120,6 +120,32 @@ def test_a_trace_for_a_client_that_is_gone_ends_with_its_session(
         assert client.caller.session.ask("statistics")["running_calls"] == 0
 
 
+def test_a_server_that_stops_does_not_wait_for_a_trace_whose_client_cannot_come_back(
+    start_live: Callable[..., LiveServer], tmp_path: Path
+) -> None:
+    """Its connection was cut, and it is not connected when the server begins to stop."""
+    limits = ("--drain-timeout-s", "3600", "--session-grace-s", "3600")
+    server, begun = start_live(*limits), tmp_path / "begun"
+
+    def endless(x: Any) -> Any:
+        begun.touch()
+        while True:
+            time.sleep(0.01)
+
+    with (
+        Proxy(int(server.tcp.rpartition(":")[2])) as proxy,
+        connect(proxy.address, token=TOKEN) as client,
+        connect(server.unix) as other,
+    ):
+        client.persistent_call(endless).submit(X)
+        wait_until(begun.exists)
+        proxy.close()
+        wait_until(lambda: other.statistics().connections == 1)
+        server.process.terminate()
+        assert server.process.wait(60) == 0
+        server.wait_for("drained")
+
+
 @pytest.mark.parametrize("results", ["numpy", pytest.param("remote", marks=pytest.mark.soak)])
 def test_a_call_that_is_cancelled_after_its_connection_was_cut_holds_no_place(
     start_live: Callable[..., LiveServer], tmp_path: Path, results: Any

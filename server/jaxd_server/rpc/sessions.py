@@ -62,7 +62,7 @@ class InterruptedCalls:
             call.cancel()
 
     def cancel_unrepeated(self, before: float) -> None:
-        """Cancels the calls interrupted before then that a reconnected client has not repeated.
+        """Cancels the calls interrupted before then, which no client has repeated.
 
         Those that run end by themselves: to cancel one could cost the worker.
         """
@@ -135,6 +135,7 @@ class Sessions:
         self._devices = Devices() if devices is None else devices
         self._counts = counts
         self._left_at = clock()
+        self._is_draining = False
         self._lock = threading.Lock()  # guards both of these and the fields of each session
 
     def open(self, wanted: str | None, principal: str, device: int | None = None) -> Session:
@@ -192,10 +193,15 @@ class Sessions:
                     session.left_at = -math.inf
         self.poll()
 
+    def drain(self) -> None:
+        """From now on no client can come back: what has not begun to run for one is cancelled."""
+        self._is_draining = True
+        self.poll()
+
     def poll(self) -> None:
         """Ends the sessions whose grace period is over; to be called often.
 
-        And cancels the calls that reconnected clients have not repeated.
+        And cancels the calls that reconnected clients have not repeated, or can repeat no more.
         """
         with self._lock:
             now = self._clock()
@@ -204,9 +210,13 @@ class Sessions:
             for session in over:
                 del self._sessions[session.id]
             before = now - _REPEAT_WINDOW_S
-            back = [s for s in self._sessions.values() if s.connections and s.resumed_at < before]
+            sessions = list(self._sessions.values())
+            back = [s for s in sessions if s.connections and s.resumed_at < before]
+            gone = [s for s in sessions if not s.connections] if self._is_draining else []
         for session in back:
             session.unanswered.cancel_unrepeated(before)
+        for session in gone:
+            session.unanswered.cancel_unrepeated(math.inf)
         for session in over:  # outside the lock: what a call queue does may take a while
             session.unanswered.cancel()
             session.call_queue.then(partial(self._values.end, session.values))

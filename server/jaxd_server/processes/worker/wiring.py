@@ -390,6 +390,7 @@ class WorkerComponents:
 
     def drain(self) -> None:
         """Refuses new calls, finishes the running ones, and waits until their replies are sent."""
+        self._sessions.drain()
         self.pipeline.admission.drain()
         self._worker_context.budget.idle.wait()
         self._preloader.stop()
