@@ -41,8 +41,11 @@ HANDSHAKE_TIMEOUT_S = 60.0
 
 CONNECT_TIMEOUT_S = 10.0
 
-_SERVER_FULL_ALERT = "TLSV1_ALERT_INTERNAL_ERROR"
-"""The alert of a server without room, before there are keys for a message."""
+_SERVER_FULL_ALERTS: Final = ("TLSV1_ALERT_INTERNAL_ERROR", "BAD_RECORD_TYPE")
+"""The alert of a server without room, before it has keys for a message.
+
+In plain text; where this end has keys already, OpenSSL expects none such.
+"""
 
 
 class Patience:
@@ -212,9 +215,19 @@ def _handshake(
             f"{time.monotonic() - began:.1f} s. See its log, or `jaxd status`."
         ) from error
     except (EOFError, OSError) as error:
+        _check_has_room(error, address)
         raise ProtocolError(
             f"what listens at {address} closed the connection during the handshake: it is no "
             "jaxd server, or it is stopping. Check the address with `jaxd doctor`."
+        ) from error
+
+
+def _check_has_room(error: EOFError | OSError, address: Address) -> None:
+    """Raises `Busy` where this is how a server without room ends a connection."""
+    if getattr(error, "reason", None) in _SERVER_FULL_ALERTS:
+        raise Busy(
+            f"the server at {address} has no room for one more that shakes hands. Come again "
+            "in a moment."
         ) from error
 
 
@@ -447,11 +460,7 @@ def _shake_hands_over_tls(line: TlsSocket, address: Address, patience: Patience)
     except JaxdError:
         raise
     except (EOFError, OSError) as error:
-        if getattr(error, "reason", None) == _SERVER_FULL_ALERT:
-            raise Busy(
-                f"the server at {address} has no room for one more that shakes hands. Come again "
-                "in a moment."
-            ) from error
+        _check_has_room(error, address)
         raise ProtocolError(
             f"what listens at {address} does not speak TLS 1.3 ({error}). Use tcp:// if the server "
             f"was started so, else check the address with: jaxd doctor --server {address}"

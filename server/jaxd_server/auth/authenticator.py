@@ -167,6 +167,7 @@ class Authenticator:
         line = TlsSocket(stranger.sock, tls.context, server_side=True)
         line.settimeout(hurried.left_s())
         line.do_handshake()
+        stranger.mark_secured(line)
         first = line.recv(len(MAGIC), socket.MSG_WAITALL)
         if first != MAGIC:
             raise ProtocolError("the peer speaks TLS, but not jaxd's protocol")

@@ -64,6 +64,10 @@ class UnauthenticatedPeer:
         """Records that its first bytes have arrived."""
         self.stage = 1
 
+    def mark_secured(self, line: ByteStream) -> None:
+        """Records that TLS is set up: an error goes over this stream, in its encryption."""
+        self.line = line
+
     def mark_protocol(self, line: ByteStream) -> None:
         """Records that it uses jaxd's protocol over this stream; TLS alone does not count."""
         self.line = line

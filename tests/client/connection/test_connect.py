@@ -178,6 +178,18 @@ def test_a_server_without_room_says_so_before_tls_is_there(serve: Serve) -> None
         dial(address, Settings())
 
 
+def test_a_server_that_loses_its_room_while_tls_is_set_up_says_so(serve: Serve) -> None:
+    """Its alert comes in plain text to a client that has keys already."""
+
+    def behave(sock: socket.socket) -> None:
+        TlsSocket(sock, server_context(*signed()), server_side=True).do_handshake()
+        refuse_busy(sock, None, errors.Busy("full."))
+
+    address = Address.tls("127.0.0.1", serve(behave), PIN)
+    with pytest.raises(errors.Busy, match="has no room"):
+        probe(address, Settings(token=TOKEN))
+
+
 def shows(pem: Pem) -> Callable[[socket.socket], None]:
     """Shakes hands over TLS with that certificate, and sends back what comes."""
 

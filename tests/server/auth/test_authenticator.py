@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import socket
 import threading
@@ -626,6 +627,16 @@ def test_somebody_else_who_speaks_tls_is_dropped(tcp: Pair) -> None:
         tcp, secured(), over_tls(lambda line: line.sendall(b"GET / HTTP/1.1\r\n\r\n"))
     )
     assert isinstance(meeting.server, ProtocolError)
+
+
+def test_a_peer_that_says_nothing_within_tls_is_told_within_it(
+    tcp: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An alert in plain text is no message to an end that has keys."""
+    monkeypatch.setattr(module, "GREETING_S", 2.0)
+    meeting = Handshake(tcp, secured(), over_tls(lambda line: line.recv(4096)))
+    assert isinstance(meeting.server, TimeoutError)
+    assert json.loads(meeting.client[2:])["error"] == "Busy"
 
 
 def test_a_peer_that_trickles_tls_is_not_waited_for(
