@@ -49,12 +49,13 @@ parallel := -n logical --maxprocesses $(TEST_PROCESSES) --dist loadfile --no-loa
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-docker test-variants soak faults fuzz hostile pauses lint lint-docker house bench clean
+.PHONY: help demo test slow test-docker test-variants soak faults fuzz hostile pauses lint lint-docker house bench clean
 .PHONY: locks audit sbom corpus corpus-quick identity gpu gpu-wheels
 
 help:
 	@echo 'make demo    train on real digits from two fresh processes; the second compiles nothing'
-	@echo 'make test    the whole test suite (TEST_ARGS="-k name" for a part)'
+	@echo 'make test    the test suite, in a few minutes (TEST_ARGS="-k name" for a part)'
+	@echo 'make slow    the tests that take seconds each: what starts processes again and again'
 	@echo 'make soak    the tests that take minutes; then clients of all kinds while everything breaks,'
 	@echo '             for SOAK_S=1200 seconds, 0 for not at all (SOAK_ARGS="--seed 7")'
 	@echo 'make faults  the fault matrix: kill, stop, cut and starve everything, and check what clients see'
@@ -89,6 +90,9 @@ demo: $(VENV)/.demo
 
 test: $(VENV)/.dev
 	@$(bin)/python -m pytest -q $(parallel) $(TEST_ARGS) $(TESTED)
+
+slow: $(VENV)/.dev
+	@$(bin)/python -m pytest -q -m 'slow and not soak' $(parallel) $(TEST_ARGS) $(TESTED)
 
 soak: $(VENV)/.dev
 	@$(bin)/python -m pytest -q -m soak -o timeout=180 -o faulthandler_timeout=0 $(parallel) $(TEST_ARGS)

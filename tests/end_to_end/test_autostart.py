@@ -50,6 +50,7 @@ def command(*arguments: str, env: dict[str, str]) -> str:
     ).stdout
 
 
+@pytest.mark.slow
 def test_processes_that_race_start_one_server(runtime: Path, files: LocalServerFiles) -> None:
     """In a fresh environment; each gets its answer, and says nothing into a pipe."""
     env = source_environment(runtime)
@@ -81,6 +82,7 @@ def _argument(pid: int, name: str) -> str:
     return told[told.index(name) + 1]
 
 
+@pytest.mark.slow
 def test_on_a_terminal_it_says_so_and_where_its_log_is(
     runtime: Path, files: LocalServerFiles
 ) -> None:
@@ -94,6 +96,7 @@ def test_on_a_terminal_it_says_so_and_where_its_log_is(
     assert first == f"jaxd: starting a local server (log: {files.log})"
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_is_started_again(runtime: Path, files: LocalServerFiles) -> None:
     """By the next call of a client that was connected to it."""
     program = """

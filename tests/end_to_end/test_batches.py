@@ -168,6 +168,7 @@ def test_a_part_of_a_state_is_donated(client: Client, in_process_server: InProce
     wait_until(lambda: len(values_of(in_process_server)) == COUNT)
 
 
+@pytest.mark.slow
 def test_what_is_sent_for_a_state_does_not_grow_with_it(client: Client) -> None:
     """Neither with the call, nor with its reply: where the arrays are is said in ranges."""
     moved = []

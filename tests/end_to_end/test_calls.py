@@ -212,6 +212,7 @@ def test_a_users_own_pytree_classes_travel_both_ways(client: Client) -> None:
     assert client.statistics().traces - before <= 1
 
 
+@pytest.mark.slow
 def test_the_servers_own_environment_decides_nothing(start_live: Callable[..., LiveServer]) -> None:
     """A server whose starter had JAX_ENABLE_X64 gives others what plain jax gives them."""
     server = start_live(JAX_ENABLE_X64="1")

@@ -107,6 +107,7 @@ def test_an_interrupt_ends_the_trace(
     assert now.lowers <= before.lowers + 1  # of the next one, the first time
 
 
+@pytest.mark.slow
 def test_a_trace_for_a_client_that_is_gone_ends_with_its_session(
     start_live: Callable[..., LiveServer],
 ) -> None:
@@ -146,6 +147,7 @@ def test_a_server_that_stops_does_not_wait_for_a_trace_whose_client_cannot_come_
         server.wait_for("drained")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("results", ["numpy", pytest.param("remote", marks=pytest.mark.soak)])
 def test_a_call_that_is_cancelled_after_its_connection_was_cut_holds_no_place(
     start_live: Callable[..., LiveServer], tmp_path: Path, results: Any

@@ -117,6 +117,7 @@ def test_who_relays_plain_text_into_tls_is_found_out(live: LiveServer) -> None:
     assert b'"session"' not in squatter.said
 
 
+@pytest.mark.slow
 def test_a_relay_that_both_ends_accept(
     start_live: Callable[..., LiveServer], uid: int | None
 ) -> None:

@@ -70,6 +70,7 @@ print(json.dumps([value, before.traces, type(model.weights).__name__]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("process", ["jax", "plain"])
 def test_a_captured_array_of_the_server_counts_by_its_content(
     live: LiveServer, process: str

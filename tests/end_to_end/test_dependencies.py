@@ -74,6 +74,7 @@ def skews(seen: list[warnings.WarningMessage]) -> list[str]:
     return [str(one.message) for one in seen if one.category is errors.SkewWarning]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["1.1", pytest.param("1.0", marks=pytest.mark.soak)])
 def test_the_next_client_gets_the_new_dependency(
     start: Callable[..., LiveServer], site: FakeSite, quiet: Any, version: str
@@ -90,6 +91,7 @@ def test_the_next_client_gets_the_new_dependency(
         assert server.close() == 0
 
 
+@pytest.mark.slow
 def test_other_programs_stay(start: Callable[..., LiveServer], site: FakeSite, quiet: Any) -> None:
     """Also on disk: they are traced and compiled no more, whatever else the worker has imported."""
     server = start()
@@ -132,6 +134,7 @@ def test_a_restarted_server_looks_at_dependencies(
         assert server.close() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build_in", ["auto", pytest.param("builder", marks=pytest.mark.soak)])
 def test_a_worker_with_arrays_has_new_programs_made(
     start: Callable[..., LiveServer], site: FakeSite, quiet: Any, build_in: str

@@ -291,6 +291,7 @@ def test_arrays_that_were_put_on_two_devices_do_not_meet(client: Client) -> None
     np.testing.assert_array_equal(np.asarray(result), 2 * X + 1)
 
 
+@pytest.mark.slow
 def test_whatever_is_called_where_gives_what_numpy_gives(eight: LiveServer) -> None:
     """Two clients, all devices, values of either kind, given up or not, in an order by lot."""
     lot = random.Random(7)

@@ -265,6 +265,7 @@ def test_a_client_reads_lists_of_arrays_only(tmp_path: Path, result: tuple[Any, 
     assert skeletons == []
 
 
+@pytest.mark.slow
 def test_programs_are_kept_on_disk(client: Client, strict: LiveServer) -> None:
     """The next worker traces and compiles nothing, and asks nobody."""
     before = client.statistics().disk_files

@@ -587,6 +587,7 @@ def test_remote_and_submitted_calls(client: Client) -> None:
     np.testing.assert_array_equal(function(remote), X * 81)
 
 
+@pytest.mark.slow
 def test_arrays_that_were_put_elsewhere(live: LiveServer) -> None:
     """An array on another device of this process is not taken for one of the first."""
     program = f"""
@@ -627,6 +628,7 @@ print(f(1.0), f(1.0), calls)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["here", "auto", "server"])
 def test_retracing_runs_the_python_here(live: LiveServer, place: str) -> None:
     """Once for each kind of call, for a debugger; where all runs on the server it means nothing."""
@@ -671,6 +673,7 @@ print(f.why(np.ones(3, "f4")).place)
 """
 
 
+@pytest.mark.slow
 def test_auto_imports_nothing(live: LiveServer) -> None:
     """Here from when jax is imported, before that on the server."""
     done = run_client(AUTO, environment=live.environment)
@@ -711,6 +714,7 @@ print([float(f(1.0)) for _ in range(3)], f.why(1.0).place)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "text"),
     [
@@ -740,6 +744,7 @@ except jaxd.errors.PlaceRefused as error: print(error)
     assert "needs jax in this process" in done.stdout, done.stderr
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_while_a_program_loads(live: LiveServer) -> None:
     """It ends as any other."""
     program = f"""
@@ -760,6 +765,7 @@ with jaxd.connect({live.unix!r}, place="here") as client:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+@pytest.mark.slow
 def test_a_forked_child_uses_the_server(live: LiveServer) -> None:
     """XLA's threads are not in it: what was loaded before would never return."""
     program = """
@@ -779,6 +785,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), f(2.0), f.why(2.0).pla
     assert done.stdout.strip() == "0 34.0 here:", done.stderr
 
 
+@pytest.mark.slow
 def test_a_program_comes_from_disk_without_being_written_again(
     live: LiveServer, client: Client
 ) -> None:

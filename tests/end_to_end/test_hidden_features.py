@@ -161,6 +161,7 @@ for module, name in [(builtins, "open"), (io, "open"), (os, "listdir"), (os, "st
 """What macOS has not, before anything is imported."""
 
 
+@pytest.mark.slow
 def test_a_server_needs_nothing_that_only_linux_has(
     start_live: Callable[..., LiveServer], tmp_path: Path
 ) -> None:

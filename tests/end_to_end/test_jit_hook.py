@@ -87,6 +87,7 @@ def report(live: LiveServer, client: Client, tmp_path: Path) -> Report:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.counts_builds
 def test_all_forms_of_jit_become_persistent_and_give_the_same(report: Report) -> None:
     """As a decorator with and without options, on methods, inside of others, under `jax.grad`.
@@ -132,6 +133,7 @@ results = []
 """
 
 
+@pytest.mark.slow
 def test_libraries_are_served_or_left_alone_as_is_asked_for(report: Report) -> None:
     """The module that calls `jax.jit` decides; code of one's own is served in either case."""
     files = {"site-packages__a_library": LIBRARY, "own_module": LIBRARY}
@@ -206,6 +208,7 @@ results = [Said(text) for text in said]
     assert report(program, warm=True)["results"] == report(program, "plain")["results"]
 
 
+@pytest.mark.slow
 @pytest.mark.libraries("flax")
 def test_nnx_jit_changes_the_objects_of_the_program(report: Report) -> None:
     """Modules and optimizers are the program's own, as under `nnx.jit`."""

@@ -88,6 +88,7 @@ def test_two_versions_of_a_module_live_side_by_side(live: LiveServer, tmp_path: 
     assert answers == [[12.0, 1], [20.0, 1], [12.0, 0], [20.0, 0]]
 
 
+@pytest.mark.slow
 def test_the_server_s_own_copy_of_a_module_is_not_used(
     start_live: Callable[..., LiveServer], tmp_path: Path, runtime: Path
 ) -> None:
@@ -140,6 +141,7 @@ def test_a_client_without_jax_and_one_with_it_share(live: LiveServer) -> None:
         assert {one[4], other[4]} == {True, False}
 
 
+@pytest.mark.slow
 def test_the_same_settings_are_one_key_with_jax_and_without(live: LiveServer) -> None:
     """Set by the environment or in the program; other settings are another program."""
     light, variable, called = (

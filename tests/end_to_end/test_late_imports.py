@@ -46,6 +46,7 @@ print(json.dumps([float(function(1.0)), jaxd.statistics().traces - before]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ship", ["value", "source"])
 def test_what_a_module_reads_of_its_process_is_its_clients(
     start_live: Callable[..., LiveServer], tmp_path: Path, ship: str
@@ -95,6 +96,7 @@ print(json.dumps([value, jaxd.statistics().traces - before]))
 """
 
 
+@pytest.mark.slow
 def test_which_libraries_a_process_has_imported_does_not_count(
     live: LiveServer, tmp_path: Path
 ) -> None:

@@ -115,6 +115,7 @@ def test_a_library_s_own_callbacks(environment: dict[str, str]) -> None:
     ], done.stderr
 
 
+@pytest.mark.slow
 def test_nothing_is_imported_for_a_callback(environment: dict[str, str]) -> None:
     """The error says what to do; then it is called."""
     done = run_client(LATE, environment=environment)

@@ -85,6 +85,7 @@ def test_what_one_process_leaves_another_finds(start_live: StartLive) -> None:
             client.named("weights")
 
 
+@pytest.mark.slow
 def test_the_command_lists_names(start_live: StartLive) -> None:
     """For people and for programs."""
     live = start_live("--session-grace-s", "0", "--value-bytes", "1M")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 
 from jaxd import Client, connect
 from tests.live_server import LiveServer
@@ -83,6 +84,7 @@ def _same(one: dict[str, list[Any]], other: dict[str, list[Any]]) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_programs_with_native_calls_serve_two_clients_and_outlive_the_worker(
     start_live: Callable[..., LiveServer],
 ) -> None:
@@ -106,6 +108,7 @@ def test_programs_with_native_calls_serve_two_clients_and_outlive_the_worker(
         assert _spent(one) == (0, 0)
 
 
+@pytest.mark.slow
 def test_programs_with_native_calls_are_moved_to_another_device(
     start_live: Callable[..., LiveServer],
 ) -> None:

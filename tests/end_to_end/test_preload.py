@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from jaxd import connect
 from tests.end_to_end.counting import BUILT, LOADED, WARM, records, warnings_of
 from tests.end_to_end.steps import Steps, X, kill
@@ -19,6 +21,7 @@ def remove_programs(directory: Path) -> None:
         path.unlink()
 
 
+@pytest.mark.slow
 def test_what_was_used_last_is_ready_when_a_call_comes(
     start_live: StartLive, runtime: Path
 ) -> None:
@@ -40,6 +43,7 @@ def test_what_was_used_last_is_ready_when_a_call_comes(
     assert warnings_of(server) == []
 
 
+@pytest.mark.slow
 def test_a_damaged_program_is_passed_over(start_live: StartLive, runtime: Path) -> None:
     """Another one is loaded in its place, and a call has it made anew."""
     steps, server = Steps(), start_live("--preload", "1")
@@ -57,6 +61,7 @@ def test_a_damaged_program_is_passed_over(start_live: StartLive, runtime: Path) 
         assert [steps.cost(client, number)[0] for number in (2, 3)] == [LOADED, BUILT]
 
 
+@pytest.mark.slow
 def test_there_is_nothing_to_preload_without_a_cache(start_live: StartLive) -> None:
     """Which the log says; calls are answered."""
     server = start_live("--preload", "3", "--cache-dir", "none")

@@ -56,6 +56,7 @@ def test_a_long_first_call_says_what_it_does_and_for_how_long(live: LiveServer, 
     assert terminal.said.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_long_build_ends_in_its_reason(live: LiveServer, gate: Gate) -> None:
     """Instead of the line that only says how long the call took."""
     with TerminalProcess(CALLS, [gate.path], live.environment) as terminal:

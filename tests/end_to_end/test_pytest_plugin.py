@@ -103,6 +103,7 @@ def without_the_line(output: str) -> list[str]:
     return [line for line in lines if not line.startswith(("jaxd: ", "plugins: "))]
 
 
+@pytest.mark.slow
 @pytest.mark.counts_builds
 def test_outcomes_are_those_without_it(
     environment: Environment, suite: Path, client: Client
@@ -124,6 +125,7 @@ def test_outcomes_are_those_without_it(
     assert counts_in(cold.stdout)["compiled"] == 2
 
 
+@pytest.mark.slow
 def test_workers_of_xdist_share_the_server_and_the_line(
     environment: Environment, suite: Path, client: Client
 ) -> None:
@@ -135,6 +137,7 @@ def test_workers_of_xdist_share_the_server_and_the_line(
     assert counts_in(done.stdout)["calls"] == answered == 3
 
 
+@pytest.mark.slow
 def test_marker_ini_option_and_fixtures(environment: Environment, suite: Path) -> None:
     """`jaxd = true` is as `--jaxd`; a test with `jaxd(False)` uses plain `jax.jit` all the way."""
     (suite / "pytest.ini").write_text("[pytest]\njaxd = true\naddopts = --strict-markers\n")
@@ -186,6 +189,7 @@ def test_a_server_that_is_not_there_is_an_error_of_usage(
     assert "unix:///nowhere/s.sock" in done.stderr + done.stdout
 
 
+@pytest.mark.slow
 def test_coverage_sees_what_is_jitted(environment: Environment, suite: Path) -> None:
     """What a tool looks at runs here, and is counted."""
     pytest.importorskip("coverage")
@@ -200,6 +204,7 @@ def test_coverage_sees_what_is_jitted(environment: Environment, suite: Path) -> 
     assert "100%" in told
 
 
+@pytest.mark.slow
 def test_verification_is_an_option(environment: Environment, suite: Path) -> None:
     """Each program is compared with what the process makes itself."""
     done = run_pytest(environment, suite, "--jaxd", "--jaxd-verify", "-k", "passes or by_many")

@@ -212,6 +212,7 @@ def test_a_session_that_was_given_up(gate: Gate) -> None:
     in_process_server.close()
 
 
+@pytest.mark.slow
 def test_a_worker_that_was_killed(start_live: Callable[..., LiveServer], gate: Gate) -> None:
     """Arrays that were there and results of calls on their way are lost, and nothing hangs."""
     server = start_live()
@@ -302,6 +303,7 @@ print("ends", flush=True)
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_with_calls_on_their_way(live: LiveServer, gate: Gate) -> None:
     """It just ends, though its first call has not."""
     root = str(Path(__file__).resolve().parents[2])

@@ -149,6 +149,7 @@ def _files(project: Path, number: float) -> None:
 NAMES = [*LATE, *IN_PLACE]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build_in", ["worker", "builder"])
 def test_every_read_is_the_clients_and_decides_which_program_fits(
     start_live: Callable[..., LiveServer], project: Path, build_in: str
@@ -292,6 +293,7 @@ def rate(n): return float(os.environ.get("RR_ONE" if n == 2 else "RR_TWO", "1"))
     assert (step(small)[0], step(large)[0]) == (6, 7)
 
 
+@pytest.mark.slow
 def test_clients_that_begin_at_once_share_no_build_where_their_values_differ(
     start_live: Callable[..., LiveServer], tmp_path: Path
 ) -> None:
@@ -325,6 +327,7 @@ def two(x): return x + K
 """
 
 
+@pytest.mark.slow
 def test_a_package_that_two_functions_bring_runs_once_and_counts_for_both(
     start_live: Callable[..., LiveServer], tmp_path: Path
 ) -> None:
@@ -376,6 +379,7 @@ K = found[0]
     assert float(step(1.0)) == 8.0
 
 
+@pytest.mark.slow
 def test_what_the_server_reads_for_itself_meanwhile_is_none_of_the_functions(
     start_live: Callable[..., LiveServer], tmp_path: Path
 ) -> None:
@@ -429,6 +433,7 @@ print([float(step(1.0)), jaxd.statistics().traces - before])
 COMMAND = "import runpy; runpy.run_module('jaxd.cli', run_name='__main__')"
 
 
+@pytest.mark.slow
 def test_a_lockfile_has_what_was_read(
     start_live: Callable[..., LiveServer], tmp_path: Path
 ) -> None:

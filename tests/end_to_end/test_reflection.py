@@ -77,6 +77,7 @@ EXPECTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("future", ["", "from __future__ import annotations"])
 def test_each_client_finds_its_own(live: LiveServer, future: str) -> None:
     """Whoever comes first; a fresh process traces nothing, and an instance is of that class."""

@@ -92,6 +92,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.libraries("jax")
 def test_a_late_registration_is_noticed(live: LiveServer) -> None:
     """Of a class of the user's it holds at the next call; of an installed one it is refused."""

@@ -47,6 +47,7 @@ def kill_worker(server: LiveServer) -> None:
 # workers ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_replaced_under_a_connected_client(start_live: StartLive) -> None:
     """The next call finds the new worker, as if nothing had happened."""
     server = start_live()
@@ -70,6 +71,7 @@ def test_the_endpoint_never_refuses(start_live: StartLive) -> None:
             assert client.info()["epoch"] == 2
 
 
+@pytest.mark.slow
 def test_a_call_in_flight_is_repeated_unseen(start_live: StartLive, runtime: Path) -> None:
     """It runs again from its beginning, once, on the new worker."""
     server, gate, marker = start_live(), Gate(runtime / "gate"), runtime / "marker"
@@ -149,6 +151,7 @@ def _exits_when_run(x: Any) -> Any:
     return jax.pure_callback(leave, jax.typeof(x), x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "function"),
     [
@@ -205,6 +208,7 @@ def test_a_client_finds_a_server_that_was_restarted(start_live: StartLive) -> No
         assert [float(x) for x in double.map([1.0, 2.0])] == [2.0, 4.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [pytest.param(stop_at, marks=pytest.mark.soak), stop_when_run])
 def test_a_signal_lets_running_calls_finish(
     start_live: StartLive, runtime: Path, make: Callable[[str], Callable[[Any], Any]]

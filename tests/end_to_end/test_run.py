@@ -82,6 +82,7 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.counts_builds
 def test_a_program_is_as_with_python(
     environment: Environment, folder: Path, client: Client
@@ -173,6 +174,7 @@ with jax.debug_nans(True):
 """
 
 
+@pytest.mark.slow
 def test_a_loop_runs_in_the_program_as_under_jit(
     environment: Environment, tmp_path: Path, client: Client
 ) -> None:
@@ -218,6 +220,7 @@ print(where(1.0), where(np.ones(2)))
 """
 
 
+@pytest.mark.slow
 def test_the_default_device_of_the_program_counts(tmp_path: Path) -> None:
     """Also once the program of the first device has come."""
     (tmp_path / "devices.py").write_text(DEVICES)
@@ -233,6 +236,7 @@ def test_the_default_device_of_the_program_counts(tmp_path: Path) -> None:
     assert counts_in(served.stderr)["run here"] >= 2
 
 
+@pytest.mark.slow
 def test_the_place_that_is_asked_for_counts(
     environment: Environment, tmp_path: Path, client: Client
 ) -> None:
@@ -305,6 +309,7 @@ def test_a_sitecustomize_of_the_users_own_runs(runtime: Path, tmp_path: Path) ->
     assert "mine" in said[0]
 
 
+@pytest.mark.slow
 def test_children_of_multiprocessing_are_served(environment: Environment, tmp_path: Path) -> None:
     """Spawned and forked; the report counts each call in them, and each before the fork, once."""
     (tmp_path / "program.py").write_text(
@@ -336,6 +341,7 @@ if __name__ == "__main__":
     assert (counts["calls"], counts["fell back"]) == (4, 1)
 
 
+@pytest.mark.slow
 def test_what_a_server_cannot_run_runs_in_the_program_and_is_reported(
     environment: Environment, tmp_path: Path
 ) -> None:
@@ -364,6 +370,7 @@ print(refused(1.0), refused(2.0), jax.jit(lambda x: x + 1, backend="cpu")(1.0))
     assert run((*JAXD_RUN, "program.py"), environment, tmp_path).stderr == ""
 
 
+@pytest.mark.slow
 def test_on_a_terminal_one_line_says_what_was_saved(environment: Environment) -> None:
     """At the very end, behind what the program itself says when it exits."""
     program = "import atexit, jax; atexit.register(print, 'bye', file=__import__('sys').stderr); "
@@ -377,6 +384,7 @@ def test_on_a_terminal_one_line_says_what_was_saved(environment: Environment) ->
         assert lines[-1] == "saved"
 
 
+@pytest.mark.slow
 def test_a_debugger_sees_what_is_jitted(environment: Environment, tmp_path: Path) -> None:
     """Functions run in the program while it looks, and the report says so."""
     program = "import jax\n\n@jax.jit\ndef f(x):\n    y = x + 1\n    return y\n\nprint(f(1.0))\n"
@@ -390,6 +398,7 @@ def test_a_debugger_sees_what_is_jitted(environment: Environment, tmp_path: Path
     assert counts_in(served.stderr)["under a debugger or coverage"] == 1
 
 
+@pytest.mark.slow
 def test_operations_between_calls_are_kept_by_jaxs_own_cache(
     environment: Environment, tmp_path: Path
 ) -> None:
@@ -417,6 +426,7 @@ def test_operations_between_calls_are_kept_by_jaxs_own_cache(
     assert len(list(later.glob("*-cache"))) > 0
 
 
+@pytest.mark.slow
 def test_a_started_server_is_not_hooked_and_its_programs_are_kept(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -434,6 +444,7 @@ def test_a_started_server_is_not_hooked_and_its_programs_are_kept(
     assert [each["traces and compiles saved"] for each in found] == [0, 1]
 
 
+@pytest.mark.slow
 def test_env_does_the_same_for_programs_that_others_start(
     environment: Environment, folder: Path
 ) -> None:
@@ -452,6 +463,7 @@ def test_env_does_the_same_for_programs_that_others_start(
     assert during[1].endswith(before[1])
 
 
+@pytest.mark.slow
 def test_install_reaches_what_was_imported_by_name(
     environment: Environment, folder: Path, live: LiveServer
 ) -> None:

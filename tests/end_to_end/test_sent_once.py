@@ -70,6 +70,7 @@ def awaited(values: Callable[[], int], wanted: int) -> Iterator[None]:
     assert values() == wanted
 
 
+@pytest.mark.slow
 def test_an_array_of_jax_is_sent_twice_at_most(client: Client) -> None:
     """From the third time on a call moves a few hundred bytes; the results are the same."""
     count = Counting(client)
@@ -304,6 +305,7 @@ def test_where_there_is_no_room_calls_work_all_the_same(
         assert count.values() == 0
 
 
+@pytest.mark.slow
 def test_a_new_session_begins_anew(start_live: Callable[..., LiveServer]) -> None:
     """When the server is another one than before, it is sent the data again."""
     server = start_live("--session-grace-s", "0")

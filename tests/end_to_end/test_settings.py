@@ -149,6 +149,7 @@ print(json.dumps([float(result), statistics().traces]))
 """
 
 
+@pytest.mark.slow
 def test_a_package_that_sets_something_when_it_is_imported_is_served(
     start_live: Callable[..., LiveServer], tmp_path: Path
 ) -> None:

@@ -405,6 +405,7 @@ def test_descriptors_that_get_lost_on_the_way(
 # many, and for long -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_threads_share_the_blocks(client: Client) -> None:
     """Each has its own numbers back."""
     add = client.persistent_call(lambda x, y: x + y)

@@ -56,6 +56,7 @@ def test_the_status_shows_a_function_that_is_being_traced(
     assert status(live)["worker"]["running"] == []
 
 
+@pytest.mark.slow
 def test_the_status_command_while_a_function_is_being_traced(
     live: LiveServer, client: Client, gate: Gate
 ) -> None:

@@ -88,6 +88,7 @@ def files(store: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in store.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_what_one_server_has_built_another_loads(start: StartMember) -> None:
     """Without a trace, also of what it reads of its client's process; another value is built."""
     first = start("a")
@@ -98,6 +99,7 @@ def test_what_one_server_has_built_another_loads(start: StartMember) -> None:
     assert answer(second, STORE_RATE="3") == [5.0, 1, 1, 1]
 
 
+@pytest.mark.slow
 def test_what_was_kept_before_there_was_a_store_is_shared(start: StartMember) -> None:
     """Once it is used."""
     alone = start("a", JAXD_STORE="")
@@ -109,6 +111,7 @@ def test_what_was_kept_before_there_was_a_store_is_shared(start: StartMember) ->
     assert answer(start("b")) == [2.0, 0, 0, 1]
 
 
+@pytest.mark.slow
 def test_a_reader_writes_nothing(start: StartMember, store: Path) -> None:
     """It takes what is there, builds the rest, and keeps that for itself."""
     first = start("a")
@@ -129,6 +132,7 @@ def change(path: Path) -> None:
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
 
 
+@pytest.mark.slow
 def test_a_changed_byte_is_a_miss_and_a_warning(start: StartMember, store: Path) -> None:
     """The server that finds it builds anew, and puts a sound one in its place."""
     first = start("a")
@@ -143,6 +147,7 @@ def test_a_changed_byte_is_a_miss_and_a_warning(start: StartMember, store: Path)
     assert answer(start("c")) == [2.0, 0, 0, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "other",
     [
@@ -159,6 +164,7 @@ def test_nothing_is_loaded_with_another(start: StartMember, other: dict[str, str
     assert answer(start("b", **other)) == [2.0, 1, 1, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variable", "value", "reason"),
     [
@@ -178,6 +184,7 @@ def test_a_store_that_cannot_be_used_is_refused(
     assert files(store) == {}
 
 
+@pytest.mark.slow
 def test_without_a_key_the_user_has_one(start: StartMember, runtime: Path) -> None:
     """A file that the first server makes, and the others find."""
     first = start("a", JAXD_STORE_KEY="")
@@ -187,6 +194,7 @@ def test_without_a_key_the_user_has_one(start: StartMember, runtime: Path) -> No
     assert answer(start("b", JAXD_STORE_KEY="")) == [2.0, 0, 0, 1]
 
 
+@pytest.mark.slow
 def test_a_store_is_removed_under_a_running_server(start: StartMember, store: Path) -> None:
     """What it builds from then on is of use to others."""
     first = start("a")
@@ -250,11 +258,13 @@ def job(runtime: Path) -> Callable[[str, Path], list[list[float]]]:
     return run
 
 
+@pytest.mark.slow
 def test_nodes_of_a_cluster(job: Callable[[str, Path], list[list[float]]], runtime: Path) -> None:
     """The second one loads what the first one has built."""
     assert job("On a cluster", runtime / "home") == [[2.0, 1, 0], [2.0, 0, 1]]
 
 
+@pytest.mark.slow
 def test_jobs_of_a_ci(job: Callable[[str, Path], list[list[float]]], runtime: Path) -> None:
     """Each with nothing but the file that the one before has left."""
     assert job("In a CI", runtime / "first") == [[2.0, 1, 0]]
@@ -277,6 +287,7 @@ def runs_a_call(server: LiveServer) -> bool:
         return bool(client.caller.session.ask("statistics")["running_calls"])
 
 
+@pytest.mark.slow
 def test_servers_build_a_program_once_between_them(start: StartMember, gate: Gate) -> None:
     """The others wait for the one that is faster, and load what it has made."""
     servers = [start(name) for name in "abc"]
@@ -304,6 +315,7 @@ def call_back(server: LiveServer, port: int) -> float:
         return float(client.persistent_call(meeting)(jnp.float32(1)))
 
 
+@pytest.mark.slow
 def test_what_cannot_be_kept_is_not_waited_for(start: StartMember) -> None:
     """Once one server has found that out, the others build at the same time."""
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(2) as threads:
@@ -319,6 +331,7 @@ def test_what_cannot_be_kept_is_not_waited_for(start: StartMember) -> None:
                 flushed(server)
 
 
+@pytest.mark.slow
 def test_who_waits_can_be_cancelled(start: StartMember, gate: Gate) -> None:
     """The other server goes on."""
     servers = [start(name) for name in "ab"]

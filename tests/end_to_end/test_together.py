@@ -61,6 +61,7 @@ def running(client: Client, count: int) -> Callable[[], bool]:
     return lambda: client.caller.session.ask("statistics")["running_calls"] == count
 
 
+@pytest.mark.slow
 def test_sixteen_processes_build_once(live: LiveServer, client: Client) -> None:
     """One traces and compiles, fifteen wait for it."""
     with costs(client) as spent:
@@ -88,6 +89,7 @@ def test_sixteen_connections_build_once(live: LiveServer, client: Client) -> Non
     assert spent == {**BUILT, "executable_hits": 15}
 
 
+@pytest.mark.slow
 def test_a_small_function_passes_one_that_is_traced_for_long(
     start_live: Callable[..., LiveServer],
 ) -> None:
@@ -177,6 +179,7 @@ print(float(step(2.0)))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", ["the builder", "a waiter"])
 def test_a_client_that_is_killed_does_not_cancel_the_build(
     live: LiveServer, client: Client, who: str

@@ -59,6 +59,7 @@ def link(server: LiveServer) -> Iterator[Throttle]:
         yield made
 
 
+@pytest.mark.slow
 def test_training_is_that_of_jit(client: Client) -> None:
     """Losses and state, of which the large arrays stay on the server until they are looked at."""
     expected, expected_losses = train(jax.jit(train_step, donate_argnums=0), batches(6))
@@ -86,6 +87,7 @@ def test_a_step_moves_its_batch_and_its_loss(client: Client) -> None:
     assert (after.bytes_sent - before.bytes_sent) / 10 < MESSAGES
 
 
+@pytest.mark.slow
 def test_many_arrays_that_are_small_do_not_move_either(client: Client) -> None:
     """What is small comes home by itself, but not all of a large state in small pieces."""
 
@@ -106,6 +108,7 @@ def test_many_arrays_that_are_small_do_not_move_either(client: Client) -> None:
     np.testing.assert_array_equal(state[7], np.full((64, 64), 12))
 
 
+@pytest.mark.slow
 def test_a_donated_state_is_free_at_once(start_live: StartLive) -> None:
     """The server never holds two of them, and the old one says what became of it."""
     with connect(start_live().unix) as client:

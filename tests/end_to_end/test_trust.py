@@ -141,6 +141,7 @@ def crowded() -> Iterator[LiveServer]:
         yield server
 
 
+@pytest.mark.slow
 @pytest.mark.own_server
 @pytest.mark.parametrize("name", SILENT)
 def test_silent_connections_do_not_shut_a_port(crowded: LiveServer, name: str) -> None:

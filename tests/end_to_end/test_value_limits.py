@@ -57,6 +57,7 @@ def test_what_has_no_room_is_refused_and_nothing_is_lost(start_live: StartLive) 
         client.put(megabytes(1))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Some donated buffers")  # as jax.jit says it
 def test_a_call_without_room_does_not_cost_its_arguments(start_live: StartLive) -> None:
     """What it was to use up is still there, and a smaller one works."""

@@ -101,6 +101,7 @@ def test_a_killed_process_leaves_only_what_has_a_name(start_live: StartLive) -> 
         assert float(client.named("outlives")[3]) == 1.0
 
 
+@pytest.mark.slow
 def test_a_lost_connection_costs_nothing(start_live: StartLive) -> None:
     """The next one finds the values, calls go on in their order, and none runs twice."""
     live = start_live()
@@ -120,6 +121,7 @@ def test_a_lost_connection_costs_nothing(start_live: StartLive) -> None:
         wait_until(lambda: client.statistics().values == 2)
 
 
+@pytest.mark.slow
 def test_who_stays_away_for_too_long_is_told(start_live: StartLive) -> None:
     """The values are gone, and the next call says why and what to do."""
     live = start_live("--session-grace-s", "0")

@@ -226,6 +226,7 @@ def test_a_deadline_makes_a_call_wait_for_its_result(client: Client, gate: Gate)
     np.testing.assert_array_equal(np.asarray(quick(x)), np.full(LARGE, -2))
 
 
+@pytest.mark.slow
 def test_a_result_that_nobody_waits_for_any_more_is_let_go(
     client: Client, in_process_server: InProcessServer, gate: Gate
 ) -> None:
@@ -553,6 +554,7 @@ def test_values_in_an_event_loop(client: Client) -> None:
     np.testing.assert_array_equal(np.asarray(asyncio.run(train())), np.full(LARGE, 10))
 
 
+@pytest.mark.slow
 def test_an_endless_map_holds_little(client: Client, in_process_server: InProcessServer) -> None:
     """Values come and go as results are taken."""
     double = client.persistent_call(lambda x: x * 2)

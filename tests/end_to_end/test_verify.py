@@ -256,6 +256,7 @@ print(found.verified_programs, found.stale_programs, found.incomparable_programs
 """
 
 
+@pytest.mark.slow
 @pytest.mark.own_server
 def test_programs_for_several_devices_agree(eight: LiveServer) -> None:
     """Shardings of arguments and results, constraints, maps over shards, meshes."""
@@ -264,6 +265,7 @@ def test_programs_for_several_devices_agree(eight: LiveServer) -> None:
     assert re.fullmatch(r"[4-9] 0 0\n", done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.own_server
 def test_a_client_with_fewer_devices_compares_what_it_can(eight: LiveServer) -> None:
     """What needs more devices than it has is not comparable, and is no alarm."""
@@ -272,6 +274,7 @@ def test_a_client_with_fewer_devices_compares_what_it_can(eight: LiveServer) -> 
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.libraries("flax", "optax")
 def test_training_steps_of_libraries_agree(verifying: Client) -> None:
     """A module of flax linen, one of nnx, and optimizers of optax."""
@@ -353,6 +356,7 @@ print(step(np.ones(2, "f4")).tolist())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.libraries("optax")
 def test_a_library_that_is_patched_inside_is_found(live: LiveServer) -> None:
     """What no key sees: the answer of before, and with `JAXD_VERIFY=1` an error."""
@@ -665,6 +669,7 @@ sys.exit(int(sys.argv[1]) if len(sys.argv) > 1 else 0)
 """
 
 
+@pytest.mark.slow
 def test_the_command_runs_scripts_and_modules(live: LiveServer, tmp_path: Path) -> None:
     """Its exit code is that of the program, and the last line says what was compared."""
     (tmp_path / "agrees.py").write_text(AGREES)
@@ -678,6 +683,7 @@ def test_the_command_runs_scripts_and_modules(live: LiveServer, tmp_path: Path) 
     assert "nothing was compared" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.libraries("optax")
 def test_the_command_ends_with_3_after_a_mismatch(live: LiveServer, tmp_path: Path) -> None:
     """Also where the program has caught it."""

@@ -128,6 +128,7 @@ def test_a_warm_call_is_one_message_each_way_and_runs_few_functions(
     assert len(calls) / 2 <= MOST_CALLS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MOST_CALLS_PER_LEAF)
 def test_a_further_leaf_runs_few_functions(
     kind: str, tmp_path_factory: pytest.TempPathFactory
@@ -137,6 +138,7 @@ def test_a_further_leaf_runs_few_functions(
     assert (many - few) / 20 / 100 <= MOST_CALLS_PER_LEAF[kind]
 
 
+@pytest.mark.slow
 def test_nothing_is_called_in_a_layer_above_its_caller(calls: list[tuple[str, str]]) -> None:
     """The way goes down: what is called lies in the layer of its caller or in one below."""
     upwards = {

@@ -122,6 +122,7 @@ def test_a_helper_that_changed_is_named(project: Project) -> None:
     assert sentences(project.why()) == ["helper normalize (utils.py:3): code changed"]
 
 
+@pytest.mark.slow
 def test_a_global_that_changed_is_named(project: Project) -> None:
     """With both values; the nearest key is the one before, and the command says the same."""
     project.edit("train.py", "LR = 0.1", "LR = 0.01")
@@ -133,6 +134,7 @@ def test_a_global_that_changed_is_named(project: Project) -> None:
     assert (told["verdict"], told["differences"][0]["name"]) == ("compile", "global LR")
 
 
+@pytest.mark.slow
 def test_an_argument_that_changed_is_named(project: Project) -> None:
     """By shape, or by its static value."""
     assert sentences(project.why(129)) == ["argument x: float32[128,8] → float32[129,8]"]
@@ -162,6 +164,7 @@ def test_what_is_new_and_what_is_gone_is_named(project: Project) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_package_that_changed_is_named(
     tmp_path: Path, start_live: Callable[..., LiveServer]
 ) -> None:
@@ -179,6 +182,7 @@ def test_a_package_that_changed_is_named(
     assert sentences(project.why(PYTHONPATH=path)) == ["package tinylib 0.2.7 → 0.2.8"]
 
 
+@pytest.mark.slow
 def test_a_scalar_with_many_values_is_told_once(project: Project) -> None:
     """To the call that brings the fifth, as a warning."""
     program = (

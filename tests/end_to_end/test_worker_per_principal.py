@@ -354,6 +354,7 @@ def lies(x: Any) -> Any:
     return x
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::jaxd.errors.TracedReadWarning")
 def test_what_a_worker_says_is_believed_of_itself_only(house: House) -> None:
     """Code of its client may have made it say that; it loses its own worker by it."""
@@ -403,6 +404,7 @@ def test_silent_connections_do_not_shut_the_gateway(house: House, scheme: str) -
                 assert pid_of(client) == pid_of(house.bob)
 
 
+@pytest.mark.slow
 def test_a_token_that_was_rewritten_in_place_ends_its_worker(house: House) -> None:
     """With the length and the time that its file had: the gateway looks at more than that."""
     pid, alices = pid_of(house.bob), house.alice.info()
@@ -456,6 +458,7 @@ def calls_back(x: Any) -> Any:
     return io_callback(stops_the_server, jax.ShapeDtypeStruct(x.shape, x.dtype), x) + 1
 
 
+@pytest.mark.slow
 def test_a_call_that_runs_when_the_server_stops_is_finished(house: House) -> None:
     """Over the gateway's own line as well: that goes when the last word was said."""
     token = Path(house.tokens, "bob").read_text().strip()

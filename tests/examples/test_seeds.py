@@ -116,6 +116,7 @@ def test_the_numbers_are_those_that_are_printed(name: str, technique: str, load:
         assert float(found) == pytest.approx(printed, rel=5e-5)
 
 
+@pytest.mark.slow
 def test_one_of_them_needs_no_jax(live: LiveServer) -> None:
     """The Chinese edition's file runs to its end in a process that never imports jax."""
     program = """

@@ -86,6 +86,7 @@ else:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("most", "reverts"), [(150, []), (600, ["W"])], ids=["mended", "reverted"])
 @pytest.mark.own_server
 def test_what_a_hostile_server_draws_from_bytes_is_harmless(most: int, reverts: list[str]) -> None:

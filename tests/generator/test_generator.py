@@ -36,6 +36,7 @@ def _alone(name: str, *choices: Choice) -> Plan:
     return Plan(1, (function,), (Session(steps),))
 
 
+@pytest.mark.slow
 def test_random_programs_are_answered_as_jax_answers_them(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

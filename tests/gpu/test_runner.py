@@ -65,6 +65,7 @@ EXPECTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [(), ("-n", "2")], ids=["one process", "two"])
 def test_each_result_is_written_once(tmp_path: Path, processes: tuple[str, ...]) -> None:
     """A second run has nothing left to do, and one that is to try again runs what failed."""
@@ -79,6 +80,7 @@ def test_each_result_is_written_once(tmp_path: Path, processes: tuple[str, ...])
     assert "1 failed, 2 deselected, 1 error" in _run(tmp_path, time.time() + 60, GPU_AGAIN="1")
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_after_a_line_that_was_cut_off(tmp_path: Path) -> None:
     """As by the end of the machine; that test is run again, and no other."""
     _run(tmp_path, time.time() + 60)
@@ -88,6 +90,7 @@ def test_a_run_goes_on_after_a_line_that_was_cut_off(tmp_path: Path) -> None:
     assert _outcomes(tmp_path) == EXPECTED
 
 
+@pytest.mark.slow
 def test_what_had_no_time_has_no_result(tmp_path: Path) -> None:
     """So that the next run finds it."""
     _run(tmp_path, time.time() - 1)
@@ -96,6 +99,7 @@ def test_what_had_no_time_has_no_result(tmp_path: Path) -> None:
     assert _outcomes(tmp_path) == EXPECTED
 
 
+@pytest.mark.slow
 def test_the_summary_says_what_failed_and_why(tmp_path: Path) -> None:
     """And what was skipped, for what reason; a part without results is not good."""
     known = [Part("tests", (), "results.jsonl", {}), Part("figures", (), "figures.json", {})]

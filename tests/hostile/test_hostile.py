@@ -79,6 +79,7 @@ def test_a_client_does_nothing_for_a_hostile_server(run: ServerRun) -> None:
     assert {kind for kind, _ in run.counts} >= {"tag", "reference", "aim", "event", "question"}
 
 
+@pytest.mark.slow
 def test_a_server_does_nothing_for_a_hostile_client() -> None:
     """One of programs only: nothing is opened, imported, compiled or unpickled."""
     pytest.importorskip("flatbuffers")
@@ -90,6 +91,7 @@ def test_a_server_does_nothing_for_a_hostile_client() -> None:
         run.close()
 
 
+@pytest.mark.slow
 def test_an_exchange_that_was_kept_can_be_had_again(tmp_path: Path) -> None:
     """With a mend taken away it finds what it found; with it, nothing."""
     kept = tmp_path / "kept"
@@ -101,6 +103,7 @@ def test_an_exchange_that_was_kept_can_be_had_again(tmp_path: Path) -> None:
     } == {"W"}
 
 
+@pytest.mark.slow
 def test_the_same_seed_says_the_same() -> None:
     """So that what was found can be found again."""
     one, two = (Generator(known(), 7) for _ in range(2))
@@ -109,6 +112,7 @@ def test_the_same_seed_says_the_same() -> None:
     assert [read_exchange(each.to_bytes()) for each in said] == said
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(seed=st.integers(0, 1 << 30))
 def test_skeletons_of_arguments_are_read_or_refused(seed: int) -> None:

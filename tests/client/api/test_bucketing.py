@@ -198,6 +198,7 @@ def test_what_is_put_in_has_to_be_a_value_of_the_array(
             call(rows(3, dtype))
 
 
+@pytest.mark.slow
 def test_without_jax_and_without_a_server(live: LiveServer) -> None:
     """A light process pads as well; and one that runs its calls itself."""
     program = """

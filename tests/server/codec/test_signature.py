@@ -316,6 +316,7 @@ def test_what_has_no_content_has_no_lasting_signature() -> None:
         lasting("text")
 
 
+@pytest.mark.slow
 def test_a_lasting_signature_is_the_same_in_every_process() -> None:
     """Whatever the seed of its hashes is."""
     program = (

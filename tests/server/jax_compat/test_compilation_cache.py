@@ -359,6 +359,7 @@ file.write_bytes(pickle.dumps(shelf.entries))
 """
 
 
+@pytest.mark.slow
 def test_another_process_compiles_nothing(tmp_path: Path) -> None:
     """Everything is found, helpers such as `diagonal` included, and LAPACK is called rightly."""
     root = str(Path(__file__).resolve().parents[3])

@@ -63,6 +63,7 @@ def test_the_same_program_has_the_same_name() -> None:
     assert name_of(first, ONES, 2.0) == name_of(second, ONES, 2.0)
 
 
+@pytest.mark.slow
 def test_another_process_gives_the_same_name() -> None:
     """What is on disk is found after a restart."""
     program = (

@@ -305,6 +305,7 @@ print(np.asarray(inverse).diagonal().tolist())
 """
 
 
+@pytest.mark.slow
 def test_a_program_that_calls_lapack_works_in_a_fresh_process(tmp_path: Path) -> None:
     """Nothing has been traced there that would have found LAPACK's functions."""
     file = str(tmp_path / "inverse")
@@ -332,6 +333,7 @@ print(np.asarray(inverse).diagonal().tolist())
 """
 
 
+@pytest.mark.slow
 def test_a_lowered_program_that_calls_lapack_works_in_a_fresh_process(tmp_path: Path) -> None:
     """As one that was compiled elsewhere."""
     file = str(tmp_path / "inverse")

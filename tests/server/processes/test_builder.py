@@ -413,6 +413,7 @@ def ask_a_broken_one(bench: Bench, name: str, source: Source) -> Reply:
         builder.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ImportedPackages.changes", "Builder._take_side_effects"])
 def test_whatever_goes_wrong_in_it_the_worker_is_told(name: str, bench: Bench) -> None:
     """And does it by itself; the next time it asks again."""
@@ -421,12 +422,14 @@ def test_whatever_goes_wrong_in_it_the_worker_is_told(name: str, bench: Bench) -
     assert (reply.always, reply.reason) == (False, "RuntimeError: broken")
 
 
+@pytest.mark.slow
 def test_one_that_cannot_answer_ends(bench: Bench) -> None:
     """So that nobody waits for it for ever."""
     reply = ask_a_broken_one(bench, "Builder._send", Source(lambda x: x * 16))
     assert reply == Ended("exit code 1", "died")
 
 
+@pytest.mark.slow
 def test_an_exception_of_the_function_is_final_whatever_else_goes_wrong(bench: Bench) -> None:
     """It is not traced once more in the worker for that."""
     reply = ask_a_broken_one(bench, "Builder._take_side_effects", Source(_fails))

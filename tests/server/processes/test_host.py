@@ -42,6 +42,7 @@ def test_several_addresses_have_one_control_socket(start_host: StartHost, runtim
     assert [greeting(path)["epoch"] for path in paths] == [1, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_replaced", [False, True], ids=["gone", "foreign"])
 def test_a_host_that_nobody_finds_any_more_ends(
     start_host: StartHost, runtime: Path, is_replaced: bool
@@ -61,6 +62,7 @@ def test_a_host_that_nobody_finds_any_more_ends(
         assert path.exists() is is_replaced
 
 
+@pytest.mark.slow
 def test_a_host_that_is_found_elsewhere_stays(
     start_host: StartHost, runtime: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -141,6 +141,7 @@ def test_a_local_module_that_a_function_imports_travels_with_it(
     assert "own_module" not in sys.modules
 
 
+@pytest.mark.slow
 def test_a_function_cannot_make_the_server_import_a_local_module(
     start_live: Callable[..., LiveServer], tmp_path: Path
 ) -> None:

@@ -262,6 +262,7 @@ def test_a_build_whose_builder_was_ended_for_it_is_given_up(source: Source) -> N
     assert source.describe(source.key) not in scenario.functions.deadly
 
 
+@pytest.mark.slow
 def test_a_builder_compiles_for_a_limited_time_although_no_call_may_wait(
     open_in_process_server: Callable[..., InProcessServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:

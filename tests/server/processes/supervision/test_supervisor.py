@@ -161,6 +161,7 @@ def test_one_that_stood_by_for_too_long_is_no_failed_start(
     assert (second["epoch"], second["pid"] != standby) == (3, True)
 
 
+@pytest.mark.slow
 def test_a_server_whose_workers_never_start_stays(start_host: StartHost, runtime: Path) -> None:
     """After five attempts clients are told why, in the worker's own words; it can be stopped."""
     address = f"unix://{runtime}/server.sock"
@@ -181,6 +182,7 @@ def test_a_server_whose_workers_never_start_stays(start_host: StartHost, runtime
     assert list(runtime.glob("server.sock*")) == []
 
 
+@pytest.mark.slow
 def test_who_says_nothing_is_not_waited_for_while_no_worker_starts(
     start_host: StartHost, runtime: Path
 ) -> None:
@@ -194,6 +196,7 @@ def test_who_says_nothing_is_not_waited_for_while_no_worker_starts(
         assert silent.recv(1) == b""
 
 
+@pytest.mark.slow
 def test_wrong_tokens_count_also_while_no_worker_starts(
     start_host: StartHost, runtime: Path
 ) -> None:
@@ -215,6 +218,7 @@ def test_wrong_tokens_count_also_while_no_worker_starts(
     assert Busy in {come() for _ in range(8)}
 
 
+@pytest.mark.slow
 def test_a_server_whose_workers_start_again_serves(
     start_host: StartHost, tmp_path: Path, runtime: Path
 ) -> None:

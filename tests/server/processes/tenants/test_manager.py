@@ -317,6 +317,7 @@ def test_a_restart_says_whose_worker_is_needed(start: Callable[..., TenantServer
     )
 
 
+@pytest.mark.slow
 def test_who_has_no_worker_because_it_cannot_start_is_told_why(
     start: Callable[..., TenantServer], runtime: Path
 ) -> None:
@@ -381,6 +382,7 @@ def test_a_stop_leaves_no_process_and_no_file(
     assert not (runtime / "s.sock.workers").exists()
 
 
+@pytest.mark.slow
 def test_a_host_that_is_killed_leaves_no_process(start: Callable[..., TenantServer]) -> None:
     """And the next one opens where it was."""
     house = start()

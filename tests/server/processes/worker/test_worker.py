@@ -122,6 +122,7 @@ def ends(pid: int, action: Callable[[], object]) -> bool:
         os.close(watched)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of that")
 def test_a_worker_that_hangs_dies_with_its_host(
     start_live: Callable[..., LiveServer],
@@ -133,6 +134,7 @@ def test_a_worker_that_hangs_dies_with_its_host(
     assert ends(worker, live.process.kill)
 
 
+@pytest.mark.slow
 def test_a_draining_server_finishes_what_runs_and_takes_nothing_new(
     start_live: Callable[..., LiveServer], runtime: Path
 ) -> None:
