@@ -62,6 +62,29 @@ ROWS = [
             "as an argument": "import statistics\ndef call(m): return m.median([1, 7])\ndef go(n): return call(statistics)",
         }.items()
     ),
+    *(
+        Found(
+            f"a constant that was replaced in a library was the library's for a late module: {read}",
+            {
+                "f.py": "def go(n):\n    from PKG import late\n    return late.go(n)",
+                "late.py": text,
+                "compat.py": "import colorsys",
+            },
+            (
+                "import colorsys",
+                "import colorsys; colorsys.ONE_THIRD = 8.0",
+                "import colorsys; colorsys.ONE_THIRD = 9.0",
+            ),
+        )
+        for read, text in {
+            "by its module": "import colorsys\ndef go(n): return colorsys.ONE_THIRD",
+            "by another name": "import colorsys as c\nK = c.ONE_THIRD\ndef go(n): return K",
+            "by its name": "from colorsys import ONE_THIRD\ndef go(n): return ONE_THIRD",
+            "in a function": "def go(n):\n    import colorsys\n    return colorsys.ONE_THIRD",
+            "through another module": "from PKG.compat import colorsys\ndef go(n): return colorsys.ONE_THIRD",
+            "as an argument": "import colorsys\ndef third(m): return m.ONE_THIRD\ndef go(n): return third(colorsys)",
+        }.items()
+    ),
     Found(
         "a late module that imports a name of its package had all of the package packed",
         {

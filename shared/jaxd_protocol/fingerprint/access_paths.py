@@ -30,6 +30,7 @@ from jaxd_protocol.fingerprint.unpatched import (
     is_own_builtin,
     is_own_code,
     is_plain_data,
+    is_replaced_constant,
     refuse_patched_class,
     refuse_patched_function,
 )
@@ -553,8 +554,9 @@ def _emit_carried(walk: Walk, module: ModuleType, name: str, rest: Steps) -> Non
 def emit_if_patched(walk: Walk, module: ModuleType | None, steps: Steps) -> None:
     """Appends an attribute of an installed module only where the user's own code is there.
 
-    For modules of the user's that run on the server first. Nothing else may be appended: another
-    process may not have imported the library. So what was patched that is no code is not seen.
+    Or another constant than the module's. For modules of the user's that run on the server first.
+    Nothing else may be appended: another process may not have imported the library. So what else
+    was patched, such as a list or an object, is not seen.
     """
     while module is not None and steps and steps[0][0] == "a":
         name, rest = steps[0][1], steps[1:]
@@ -563,7 +565,8 @@ def emit_if_patched(walk: Walk, module: ModuleType | None, steps: Steps) -> None
             walk.guards.item(vars(module), name, value)
         if not isinstance(value, ModuleType):
             is_carried = walk.process_view.carries(module, name, value)
-            if is_carried and is_own_code(value, walk.is_local):
+            is_own = is_own_code(value, walk.is_local)
+            if is_carried and (is_own or is_replaced_constant(module, name, value)):
                 before = walk.label
                 _emit_carried(walk, module, name, rest)
                 walk.label = before

@@ -15,7 +15,7 @@ from jaxd_protocol.fingerprint.code.reads import Import, Read, facts_of
 from jaxd_protocol.fingerprint.data_model import Source, Steps
 from jaxd_protocol.fingerprint.guards import MISSING
 from jaxd_protocol.fingerprint.process_view import prefixes_of
-from jaxd_protocol.fingerprint.unpatched import is_own_code
+from jaxd_protocol.fingerprint.unpatched import is_own_code, is_replaced_constant
 from jaxd_protocol.fingerprint.values import modules
 from jaxd_protocol.fingerprint.walk import Walk
 
@@ -198,10 +198,19 @@ def _patched_by_module(
 
 
 def _patched_anywhere(walk: Walk, module: ModuleType) -> None:
-    """Appends all of the user's own code that was put into an installed module."""
+    """Appends all of the user's own code that was put into an installed module, and constants.
+
+    What begins with an underscore may be the module's own state, which it changes itself.
+    """
     for name, value in sorted(vars(module).copy().items()):
-        if callable(value) and is_own_code(value, walk.is_local):
+        if callable(value):
+            is_patched = is_own_code(value, walk.is_local)
+        else:
+            is_patched = name[:1] != "_" and is_replaced_constant(module, name, value)
+        if is_patched:
             walk.emit_if_patched(module, (("a", name),))
+        elif name[:1] != "_":  # it may be patched later
+            walk.guards.item(vars(module), name, value)
 
 
 def _imported_by_source(walk: Walk, package: str, statement: Import) -> None:

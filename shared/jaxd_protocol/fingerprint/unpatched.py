@@ -8,6 +8,7 @@ module's own. A function or class of the module that was changed itself is refus
 
 from __future__ import annotations
 
+import dis
 import functools
 import math
 import os
@@ -15,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.canonical_bytes import ATOMS
@@ -30,6 +32,8 @@ _CONSTANTS: Final = {
     "newaxis": None,
     "nan": math.nan,
 }
+
+_STORE_GLOBAL: Final = dis.opmap["STORE_GLOBAL"]
 
 _MAX_PLAIN_ITEMS: Final = 1000
 """Items of a container of plain data that is still looked at."""
@@ -82,6 +86,66 @@ def is_own_code(value: Any, is_local: Callable[[str], bool]) -> bool:
         if isinstance(home, str) and is_local(home):
             return True
     return False
+
+
+def is_replaced_constant(module: ModuleType, name: str, value: Any) -> bool:
+    """Whether an installed module assigns a constant to this name, and only once it is imported.
+
+    Args:
+        module: the installed module.
+        name: of the attribute.
+        value: what is there now, which is none of those that the module's own code puts there.
+    """
+    if type(value) not in ATOMS and type(value) is not tuple:
+        return False
+    constants = _constants.get(module)
+    if constants is None:
+        constants = _constants.setdefault(module, _constants_of(module))
+    own = constants.get(name)
+    return own is not None and (type(value), repr(value)) not in own
+
+
+_constants: Final[WeakKeyDictionary[ModuleType, dict[str, set[tuple[type, str]]]]] = (
+    WeakKeyDictionary()
+)
+
+
+def _constants_of(module: ModuleType) -> dict[str, set[tuple[type, str]]]:
+    """The names to which a module assigns nothing but constants, each with type and text of these.
+
+    There are none where that cannot be known: of a module in machine code, for instance.
+    """
+    loader = getattr(module.__spec__, "loader", None)
+    try:
+        code = loader.get_code(module.__name__)  # type: ignore[union-attr]
+    except Exception:  # noqa: BLE001  it has none, or it is a loader that may raise anything
+        return {}
+    if not isinstance(code, CodeType):
+        return {}
+    found: dict[str, set[tuple[type, str]]] = {}
+    others = _assigned_by_functions(code)
+    before: dis.Instruction | None = None
+    for each in dis.get_instructions(code):
+        if each.opname in ("STORE_NAME", "STORE_GLOBAL", "DELETE_NAME"):
+            is_stored = each.opname != "DELETE_NAME" and not each.is_jump_target
+            if is_stored and before is not None and before.opname == "LOAD_CONST":
+                found.setdefault(each.argval, set()).add((type(before.argval), repr(before.argval)))
+            else:
+                others.add(each.argval)
+        before = each
+    return {name: own for name, own in found.items() if name not in others}
+
+
+def _assigned_by_functions(code: CodeType) -> set[str]:
+    """The names that functions of a module assign with `global`."""
+    found = set()
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            found |= _assigned_by_functions(inner)
+            if _STORE_GLOBAL in inner.co_code[::2]:  # few have it, and to list them all takes long
+                listing = dis.get_instructions(inner)
+                found |= {each.argval for each in listing if each.opcode == _STORE_GLOBAL}
+    return found
 
 
 def _top(module: ModuleType) -> str:

@@ -6,6 +6,10 @@ import functools
 import json
 import math
 import os.path
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -13,7 +17,12 @@ import jax
 import numpy as np
 import pytest
 
-from jaxd_protocol.fingerprint.unpatched import globals_module, is_plain_data, is_unpatched
+from jaxd_protocol.fingerprint.unpatched import (
+    globals_module,
+    is_plain_data,
+    is_replaced_constant,
+    is_unpatched,
+)
 from jaxd_protocol.packages.installed import is_local_module
 from tests.ids import stable_id
 from tests.shared.fingerprint.defining import define
@@ -119,3 +128,70 @@ def test_a_function_is_at_home_where_its_globals_are() -> None:
     made: Any = define("def f(x): return x").f
     made.__module__ = "json"
     assert globals_module(made) == "made_up"
+
+
+LIBRARY = """
+import math
+RATE = 0.5
+SIZES = (1, 2)
+BY_PLATFORM = 1 if math.pi > 4 else 2
+try:
+    EITHER = 5
+except ImportError:
+    EITHER = 6
+COMPUTED = math.sqrt(4.0)
+FROM_ELSEWHERE = None
+LIST = [1]
+DELETED = 7
+del DELETED
+STATE = 0
+
+def change():
+    global STATE
+    STATE += 1
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
+    """A library that assigns to its names in all ways."""
+    folder: Path = tmp_path_factory.mktemp("site")
+    (folder / "has_constants.py").write_text(LIBRARY)
+    sys.path.insert(0, str(folder))
+    yield import_module("has_constants")
+    sys.path.remove(str(folder))
+    del sys.modules["has_constants"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_replaced"),
+    [
+        ("RATE", 0.5, False),
+        ("RATE", 0.25, True),
+        ("RATE", math.nan, True),
+        ("SIZES", (1, 2), False),
+        ("SIZES", (1, 2.0), True),
+        ("SIZES", [1, 2], False),  # a list is no constant
+        ("EITHER", 5, False),
+        ("EITHER", 6, False),
+        ("EITHER", 7, True),
+        ("FROM_ELSEWHERE", 1, True),
+        ("BY_PLATFORM", 3, False),  # from here on it cannot be known
+        ("COMPUTED", 3.0, False),
+        ("LIST", 3, False),
+        ("DELETED", 3, False),
+        ("STATE", 3, False),
+        ("NOT_ASSIGNED", 3, False),
+    ],
+)
+def test_a_constant_is_replaced_where_the_module_assigns_others(
+    library: ModuleType, name: str, value: Any, *, is_replaced: bool
+) -> None:
+    """And nothing else: what it computes or changes itself may be anything."""
+    assert is_replaced_constant(library, name, value) is is_replaced
+
+
+@pytest.mark.parametrize("module", [math, ModuleType("made_up"), sys])
+def test_nothing_is_known_of_a_module_without_code(module: ModuleType) -> None:
+    """Such as one in machine code."""
+    assert not is_replaced_constant(module, "pi", 3)
