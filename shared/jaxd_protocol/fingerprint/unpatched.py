@@ -115,12 +115,8 @@ def _constants_of(module: ModuleType) -> dict[str, set[tuple[type, str]]]:
 
     There are none where that cannot be known: of a module in machine code, for instance.
     """
-    loader = getattr(module.__spec__, "loader", None)
-    try:
-        code = loader.get_code(module.__name__)  # type: ignore[union-attr]
-    except Exception:  # noqa: BLE001  it has none, or it is a loader that may raise anything
-        return {}
-    if not isinstance(code, CodeType):
+    code = _code_of(module)
+    if code is None:
         return {}
     found: dict[str, set[tuple[type, str]]] = {}
     others = _assigned_by_functions(code)
@@ -134,6 +130,16 @@ def _constants_of(module: ModuleType) -> dict[str, set[tuple[type, str]]]:
                 others.add(each.argval)
         before = each
     return {name: own for name, own in found.items() if name not in others}
+
+
+def _code_of(module: ModuleType) -> CodeType | None:
+    """The code that a module's file runs; None where there is none."""
+    loader = getattr(module.__spec__, "loader", None)
+    try:
+        code = loader.get_code(module.__name__)  # type: ignore[union-attr]
+    except Exception:  # noqa: BLE001  it has none, or it is a loader that may raise anything
+        return None
+    return code if isinstance(code, CodeType) else None
 
 
 def _assigned_by_functions(code: CodeType) -> set[str]:

@@ -155,9 +155,9 @@ class ByteTransfer:
 
     def rest(self) -> list[memoryview]:
         """The remaining pieces, as many as one system call takes; empty when all is moved."""
-        done = self.moved
-        if done >= self.total:
-            return []
+        if not self.counts:  # nearly always, and then it is sent in one go
+            return list(self._pieces[:_MAX_VECTORS]) if self.total else []
+        done = sum(self.counts)
         first = bisect_right(self._ends, done)
         pieces = list(self._pieces[first : first + _MAX_VECTORS])
         begun = done - (self._ends[first - 1] if first else 0)
