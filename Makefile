@@ -111,7 +111,8 @@ identity: $(VENV)/.dev
 	@PYTHONPATH=$(CURDIR)/client:$(CURDIR)/server:$(CURDIR)/shared $(bin)/python -m tests.generator --programs $(PROGRAMS) $(IDENTITY_ARGS)
 
 pauses: $(VENV)/.dev
-	@PAUSES=$(PAUSES) PYTHONPATH=$(CURDIR)/tests/pauses $(bin)/python -m pytest -q -o timeout=180 -o faulthandler_timeout=0 $(parallel) $(TEST_ARGS)
+	@PAUSES=$(PAUSES) PYTHONPATH=$(CURDIR)/tests/pauses $(bin)/python -m pytest -q -m 'not soak and not docker and not variants and not faults and not gpu' \
+	  -o timeout=180 -o faulthandler_timeout=0 $(parallel) $(TEST_ARGS)
 
 test-docker: $(VENV)/.dev
 	@$(bin)/python -m pytest -q -m docker -o timeout=0 -o faulthandler_timeout=0 $(TEST_ARGS)

@@ -25,13 +25,13 @@ from tests.live_server import ROOT, TOKEN, LiveServer
 X = np.linspace(0, 1, 4, dtype=np.float32)
 
 INTERRUPTED = """
-import _thread, signal, sys, threading, time
+import _thread, os, signal, sys, threading, time
 import numpy as np
 from jaxd import persistent_call
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # who started the tests may ignore it
 
-@persistent_call
+@persistent_call(results=os.environ.get("RESULTS", "auto"))
 def endless(x):
     print("tracing", flush=True)
     while True:
@@ -60,11 +60,13 @@ print(float(next_one(np.float32(4))), flush=True)
 
 
 @contextmanager
-def tracing(server: LiveServer) -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
+def tracing(
+    server: LiveServer, **environment: str
+) -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
     """A client whose first function is traced by now, and what it says after that."""
     with subprocess.Popen(
         [sys.executable, "-c", INTERRUPTED],
-        env=server.environment,
+        env={**server.environment, **environment},
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -121,30 +123,23 @@ def test_a_trace_for_a_client_that_is_gone_ends_with_its_session(
         assert client.caller.session.ask("statistics")["running_calls"] == 0
 
 
+@pytest.mark.parametrize("results", ["numpy", "remote"])
 def test_a_server_that_stops_does_not_wait_for_a_trace_whose_client_cannot_come_back(
-    start_live: Callable[..., LiveServer], tmp_path: Path
+    start_live: Callable[..., LiveServer], results: str
 ) -> None:
     """Its connection was cut, and it is not connected when the server begins to stop."""
-    limits = ("--drain-timeout-s", "3600", "--session-grace-s", "3600")
-    server, begun = start_live(*limits), tmp_path / "begun"
-
-    def endless(x: Any) -> Any:
-        begun.touch()
-        while True:
-            time.sleep(0.01)
-
+    server = start_live("--session-grace-s", "3600")
     with (
         Proxy(int(server.tcp.rpartition(":")[2])) as proxy,
-        connect(proxy.address, token=TOKEN) as client,
+        tracing(server, JAXD_SERVER=proxy.address, RESULTS=results) as (process, _said),
         connect(server.unix) as other,
     ):
-        client.persistent_call(endless).submit(X)
-        wait_until(begun.exists)
         proxy.close()
         wait_until(lambda: other.statistics().connections == 1)
         server.process.terminate()
         assert server.process.wait(60) == 0
         server.wait_for("drained")
+        process.kill()
 
 
 @pytest.mark.slow

@@ -41,10 +41,10 @@ HANDSHAKE_TIMEOUT_S = 60.0
 
 CONNECT_TIMEOUT_S = 10.0
 
-_SERVER_FULL_ALERTS: Final = ("TLSV1_ALERT_INTERNAL_ERROR", "BAD_RECORD_TYPE")
-"""The alert of a server without room, before it has keys for a message.
+_SERVER_FULL_REASONS: Final = ("TLSV1_ALERT_INTERNAL_ERROR", "BAD_RECORD_TYPE")
+"""What OpenSSL says of the alert of a server without room, before that has keys for a message.
 
-In plain text; where this end has keys already, OpenSSL expects none such.
+The second where this end has keys already, and expects nothing in plain text.
 """
 
 
@@ -224,10 +224,10 @@ def _handshake(
 
 def _check_has_room(error: EOFError | OSError, address: Address) -> None:
     """Raises `Busy` where this is how a server without room ends a connection."""
-    if getattr(error, "reason", None) in _SERVER_FULL_ALERTS:
+    if getattr(error, "reason", None) in _SERVER_FULL_REASONS:
         raise Busy(
-            f"the server at {address} has no room for one more that shakes hands. Come again "
-            "in a moment."
+            f"the server at {address} has no room for one more that shakes hands ({error}). "
+            "Come again in a moment."
         ) from error
 
 

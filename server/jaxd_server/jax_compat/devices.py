@@ -117,7 +117,7 @@ class Devices:
         for array in jax.live_arrays():
             if not array.is_deleted():
                 part = math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
-                for device in array.devices():
+                for device in array.sharding.device_set:  # also where it was deleted meanwhile
                     found[self._index[device.id]] += part
         return found
 

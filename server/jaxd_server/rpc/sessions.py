@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import math
 import os
 import threading
@@ -30,6 +31,7 @@ from jaxd_server.jax_compat.devices import Devices
 from jaxd_server.rpc.inflight_calls import InflightCall
 from jaxd_server.rpc.ordered_calls import OrderedCallQueue, ReplyCache, Send, Start
 from jaxd_server.runtime.counters import Counts
+from jaxd_server.runtime.logs import log_event
 from jaxd_server.values.client_memory import ClientMemory
 from jaxd_server.values.references import ReferencedData
 from jaxd_server.values.store import ValueStore
@@ -62,13 +64,18 @@ class InterruptedCalls:
             call.cancel()
 
     def cancel_unrepeated(self, before: float) -> None:
-        """Cancels the calls interrupted before then, which no client has repeated.
+        """Cancels the calls interrupted before then that a reconnected client has not repeated.
 
         Those that run end by themselves: to cancel one could cost the worker.
         """
         for call in self._before(before):
-            if not call.is_ordered and call.cancel_token.phase != "running":
-                call.cancel()
+            if not call.is_ordered:
+                call.cancel_unless_running()
+
+    def cancel_unbegun(self) -> None:
+        """Cancels all that do not run: nobody can come back for them."""
+        for call in self._before(math.inf):
+            call.cancel_unless_running()
 
     def _before(self, when: float) -> list[InflightCall]:
         with self._lock:
@@ -136,7 +143,7 @@ class Sessions:
         self._counts = counts
         self._left_at = clock()
         self._is_draining = False
-        self._lock = threading.Lock()  # guards both of these and the fields of each session
+        self._lock = threading.Lock()  # guards these three and the fields of each session
 
     def open(self, wanted: str | None, principal: str, device: int | None = None) -> Session:
         """The session `wanted` when this principal left it not too long ago, else a new one.
@@ -195,7 +202,8 @@ class Sessions:
 
     def drain(self) -> None:
         """From now on no client can come back: what has not begun to run for one is cancelled."""
-        self._is_draining = True
+        with self._lock:
+            self._is_draining = True
         self.poll()
 
     def poll(self) -> None:
@@ -216,11 +224,18 @@ class Sessions:
         for session in back:
             session.unanswered.cancel_unrepeated(before)
         for session in gone:
-            session.unanswered.cancel_unrepeated(math.inf)
+            session.unanswered.cancel_unbegun()
         for session in over:  # outside the lock: what a call queue does may take a while
+            self._end(session)
+        self._values.poll()
+
+    def _end(self, session: Session) -> None:
+        """Ends a session. It may be a newcomer's thread, which has no part in what goes wrong."""
+        try:
             session.unanswered.cancel()
             session.call_queue.then(partial(self._values.end, session.values))
-        self._values.poll()
+        except Exception:  # noqa: BLE001  whatever it is
+            log_event("session_not_ended", level=logging.ERROR, principal=session.principal)
 
     def all(self) -> list[Session]:
         """All sessions."""

@@ -497,6 +497,7 @@ class ReachedObjects:
         submodules: installed modules that are read as attributes of their packages.
         lazy_submodules: names of submodules that local packages import when they are read.
         sources: those of `imports` that are not imported yet.
+        libraries: the installed modules that `sources` import whole.
         carried: for installed modules by name, values of attributes that the server's own copy of
             the module need not have: a patched function, a constant, the environment's variables.
         replacements: `id` of what has another form on a server (the environment), with what is
@@ -525,6 +526,7 @@ class ReachedObjects:
         self.submodules: set[str] = set()
         self.lazy_submodules: dict[str, set[str]] = {}
         self.sources: dict[str, Source] = {}
+        self.libraries: dict[str, ModuleType] = {}
         self.carried: dict[str, dict[str, Any]] = {}
         self.replacements: dict[int, Any] = {}
         self.fields: dict[int, FieldsRead] = {}
@@ -551,6 +553,7 @@ class ReachedObjects:
         for package, names in part.lazy_submodules.items():
             self.lazy_submodules.setdefault(package, set()).update(names)
         self.sources.update(part.sources)
+        self.libraries.update(part.libraries)
         for module, values in part.carried.items():
             self.carried.setdefault(module, {}).update(values)
         for key, stand_in in part.replacements.items():

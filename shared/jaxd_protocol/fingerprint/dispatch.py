@@ -10,7 +10,7 @@ from collections.abc import Set as AbstractSet
 from operator import attrgetter
 from typing import Any, Final
 
-from jaxd_protocol.fingerprint import access_paths, archive_members, functions
+from jaxd_protocol.fingerprint import access_paths, archive_members, functions, local_imports
 from jaxd_protocol.fingerprint.canonical_bytes import constant
 from jaxd_protocol.fingerprint.code.reads import facts_of
 from jaxd_protocol.fingerprint.function_wrapper import BoundWrapper, FunctionWrapper, jit_options_of
@@ -236,6 +236,8 @@ def _emit_archive(walk: Walk) -> None:
 
 
 def _emit_reflected(walk: Walk) -> None:
+    if walk.reach.libraries:
+        local_imports.emit_replaced_constants(walk)
     readers = walk.reach.readers
     if readers - {"identities", "types"}:
         from jaxd_protocol.fingerprint.values import reflection  # few functions have any

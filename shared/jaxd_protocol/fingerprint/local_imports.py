@@ -11,6 +11,7 @@ from importlib.util import resolve_name
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from jaxd_protocol.fingerprint.code.callbacks import names_in
 from jaxd_protocol.fingerprint.code.reads import Import, Read, facts_of
 from jaxd_protocol.fingerprint.data_model import Source, Steps
 from jaxd_protocol.fingerprint.guards import MISSING
@@ -131,8 +132,9 @@ def _emit_source(walk: Walk, name: str, source: Source) -> None:
         facts = facts_of(code)
         for statement in facts.imports:
             libraries |= _patched_for_source(walk, package, statement, facts.reads)
-    for module in libraries.values():  # others may read them by way of this one
-        _patched_anywhere(walk, module)
+    walk.reach.libraries |= libraries  # others may read them by way of this one
+    for module in libraries.values():
+        _own_code_in(walk, module)
 
 
 def _with_nested(code: CodeType) -> Iterator[CodeType]:
@@ -197,20 +199,34 @@ def _patched_by_module(
                 walk.emit_if_patched(bound, steps)
 
 
-def _patched_anywhere(walk: Walk, module: ModuleType) -> None:
-    """Appends all of the user's own code that was put into an installed module, and constants.
-
-    What begins with an underscore may be the module's own state, which it changes itself.
-    """
+def _own_code_in(walk: Walk, module: ModuleType) -> None:
+    """Appends all of the user's own code that was put into an installed module."""
     for name, value in sorted(vars(module).copy().items()):
-        if callable(value):
-            is_patched = is_own_code(value, walk.is_local)
-        else:
-            is_patched = name[:1] != "_" and is_replaced_constant(module, name, value)
-        if is_patched:
+        if callable(value) and is_own_code(value, walk.is_local):
             walk.emit_if_patched(module, (("a", name),))
-        elif name[:1] != "_":  # it may be patched later
-            walk.guards.item(vars(module), name, value)
+
+
+def emit_replaced_constants(walk: Walk) -> None:
+    """Appends the constants of libraries that were replaced, where modules' sources may read them.
+
+    A module may read those of a library that another one imports: what counts is the name. It is
+    guarded, so that what is put there later is seen.
+    """
+    names = set[str]().union(*map(_names_in, walk.reach.sources.values()))
+    for _, module in sorted(walk.reach.libraries.items()):
+        for name in sorted(names & vars(module).keys()):
+            value = vars(module)[name]
+            if is_replaced_constant(module, name, value):
+                walk.emit_if_patched(module, (("a", name),))
+            else:
+                walk.guards.item(vars(module), name, value)
+    walk.emit_queued()
+
+
+def _names_in(source: Source) -> set[str]:
+    """What a module's code may read of others: names, and texts, for `getattr`."""
+    texts = (each for code in _with_nested(source.code) for each in code.co_consts)
+    return names_in(source.code).union(each for each in texts if type(each) is str)
 
 
 def _imported_by_source(walk: Walk, package: str, statement: Import) -> None:

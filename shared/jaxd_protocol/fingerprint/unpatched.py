@@ -14,12 +14,17 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from importlib.machinery import FrozenImporter, SourceFileLoader, SourcelessFileLoader
+from itertools import pairwise
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final
 from weakref import WeakKeyDictionary
+from zipimport import zipimporter
 
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.fingerprint.canonical_bytes import ATOMS
+from jaxd_protocol.fingerprint.canonical_bytes import ATOMS, is_same
+from jaxd_protocol.fingerprint.code.callbacks import nested_codes
+from jaxd_protocol.fingerprint.code.reads import Instructions
 from jaxd_protocol.packages.importable import importable_name
 from jaxd_protocol.packages.installed import is_local_file
 
@@ -89,68 +94,72 @@ def is_own_code(value: Any, is_local: Callable[[str], bool]) -> bool:
 
 
 def is_replaced_constant(module: ModuleType, name: str, value: Any) -> bool:
-    """Whether an installed module assigns a constant to this name, and only once it is imported.
+    """Whether another value is there than the module's own code assigns.
 
     Args:
         module: the installed module.
-        name: of the attribute.
-        value: what is there now, which is none of those that the module's own code puts there.
+        name: of an attribute; one to which the module assigns more than constants is never told.
+        value: what is there now: a plain value, an array or a number of numpy.
     """
-    if type(value) not in ATOMS and type(value) is not tuple:
+    is_data = is_plain_data(value) or is_array(value) or type(value).__module__ == "numpy"
+    # a library may have put some object in its place
+    kind: Any = type(module)
+    is_module = issubclass(kind, ModuleType) and kind.__hash__ is object.__hash__
+    if not (is_data and is_module):
         return False
-    constants = _constants.get(module)
-    if constants is None:
-        constants = _constants.setdefault(module, _constants_of(module))
-    own = constants.get(name)
-    return own is not None and (type(value), repr(value)) not in own
+    spec = getattr(module, "__spec__", None)
+    known = _constants.get(module)
+    if known is None or known[0] is not spec:
+        known = _constants[module] = spec, _constants_of(module)
+    own = known[1].get(name, ())
+    return bool(own) and not any(is_same(value, each) for each in own)
 
 
-_constants: Final[WeakKeyDictionary[ModuleType, dict[str, set[tuple[type, str]]]]] = (
+_constants: Final[WeakKeyDictionary[ModuleType, tuple[Any, dict[str, list[Any]]]]] = (
     WeakKeyDictionary()
 )
+"""With the spec, which `importlib.reload` replaces."""
+
+_ASSIGNS: Final = ("STORE_NAME", "STORE_GLOBAL")
+_IMPORT_STAR: Final = (("IMPORT_STAR", 0), ("CALL_INTRINSIC_1", 2))
+_LOADERS: Final = (SourceFileLoader, SourcelessFileLoader, zipimporter)
 
 
-def _constants_of(module: ModuleType) -> dict[str, set[tuple[type, str]]]:
-    """The names to which a module assigns nothing but constants, each with type and text of these.
+def _constants_of(module: ModuleType) -> dict[str, list[Any]]:
+    """The names to which a module assigns nothing but constants, each with these.
 
     There are none where that cannot be known: of a module in machine code, for instance.
     """
-    code = _code_of(module)
-    if code is None:
-        return {}
-    found: dict[str, set[tuple[type, str]]] = {}
-    others = _assigned_by_functions(code)
-    before: dis.Instruction | None = None
-    for each in dis.get_instructions(code):
-        if each.opname in ("STORE_NAME", "STORE_GLOBAL", "DELETE_NAME"):
-            is_stored = each.opname != "DELETE_NAME" and not each.is_jump_target
-            if is_stored and before is not None and before.opname == "LOAD_CONST":
-                found.setdefault(each.argval, set()).add((type(before.argval), repr(before.argval)))
-            else:
-                others.add(each.argval)
-        before = each
-    return {name: own for name, own in found.items() if name not in others}
-
-
-def _code_of(module: ModuleType) -> CodeType | None:
-    """The code that a module's file runs; None where there is none."""
-    loader = getattr(module.__spec__, "loader", None)
+    loader: Any = getattr(module.__spec__, "loader", None)
+    if type(loader) not in _LOADERS and loader is not FrozenImporter:
+        return {}  # who knows what that does when it is asked
     try:
-        code = loader.get_code(module.__name__)  # type: ignore[union-attr]
-    except Exception:  # noqa: BLE001  it has none, or it is a loader that may raise anything
-        return None
-    return code if isinstance(code, CodeType) else None
+        code = loader.get_code(module.__name__)
+        return {} if code is None else _constants_in(code)
+    except (ImportError, OSError, SyntaxError, ValueError):  # such as an integer of 5,000 digits
+        return {}
+
+
+def _constants_in(code: CodeType) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+    others = _assigned_by_functions(code)
+    for before, each in pairwise(Instructions(code)):
+        if (each.op, each.arg) in _IMPORT_STAR:
+            others.update(found)
+        elif (each.op in _ASSIGNS, before.op, each.target) == (True, "LOAD_CONST", False):
+            found.setdefault(each.value, []).append(before.value)
+        elif each.op in _ASSIGNS or each.op == "DELETE_NAME":
+            others.add(each.value)
+    return {name: own for name, own in found.items() if name not in others}
 
 
 def _assigned_by_functions(code: CodeType) -> set[str]:
     """The names that functions of a module assign with `global`."""
     found = set()
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            found |= _assigned_by_functions(inner)
-            if _STORE_GLOBAL in inner.co_code[::2]:  # few have it, and to list them all takes long
-                listing = dis.get_instructions(inner)
-                found |= {each.argval for each in listing if each.opcode == _STORE_GLOBAL}
+    for inner in nested_codes(code):
+        found |= _assigned_by_functions(inner)
+        if _STORE_GLOBAL in inner.co_code[::2]:  # few have it, and to list them all takes long
+            found |= {each.value for each in Instructions(inner) if each.op == "STORE_GLOBAL"}
     return found
 
 

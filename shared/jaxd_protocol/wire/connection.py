@@ -5,8 +5,9 @@ root, and both ends know its name beforehand (`ROOT`), so that no netref is ever
 netref costs a round trip for each attribute, and copying one runs code that the peer chose.
 
 One of the modules that import rpyc; relies on `Connection._local_root`, `_cleanup`, `_closed`,
-`_send`, `_box`, `_unbox`, on the message layout of `Connection._send` and `_async_request`, and on
-the `stream`, `send`, `recv` and `poll` of `Channel`.
+`_send`, `_box`, `_unbox`, on the message layout of `Connection._send` and `_async_request`, on
+the `stream`, `send`, `recv` and `poll` of `Channel`, and on brine's `_dump`, `_load`, tags and
+tables of small integers.
 """
 
 from __future__ import annotations
@@ -206,7 +207,7 @@ def _load_all(data: bytes, at: int, count: int) -> tuple[tuple[Value, ...], int]
             value, at = _LOADERS.get(tag, _load_other)(data, at + 1)
             found.append(value)
     if at > len(data):
-        raise IndexError("its end is missing")
+        raise IndexError("its end is missing")  # `_parse` decides what becomes of it
     return tuple(found), at
 
 

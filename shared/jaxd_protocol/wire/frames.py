@@ -154,7 +154,10 @@ class ByteTransfer:
         return sum(self.counts)
 
     def rest(self) -> list[memoryview]:
-        """The remaining pieces, as many as one system call takes; empty when all is moved."""
+        """The remaining pieces, as many as one system call takes; empty when all is moved.
+
+        Pieces without a byte may be among them: a caller that would take these for an end has none.
+        """
         if not self.counts:  # nearly always, and then it is sent in one go
             return list(self._pieces[:_MAX_VECTORS]) if self.total else []
         done = sum(self.counts)

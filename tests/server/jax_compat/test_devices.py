@@ -116,6 +116,22 @@ def test_memory_is_what_the_devices_say(there: Any) -> None:
     ]
 
 
+def test_an_array_may_be_deleted_while_it_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another client's call takes it for good; who connects just then is served all the same."""
+    array = jax.device_put(np.ones(1000, "f4"))
+
+    class Donated:
+        def is_deleted(self) -> bool:
+            array.delete()
+            return False
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(array, name)
+
+    monkeypatch.setattr(jax, "live_arrays", lambda: [Donated()])
+    assert Devices().bytes_in_use() == [4000]
+
+
 def test_a_cpu_has_what_lies_on_it() -> None:
     """In arrays, as many bytes as they have."""
     devices = Devices()

@@ -59,6 +59,25 @@ def _full() -> dict[str, int]:
     return {"bytes_in_use": 7}
 
 
+def test_what_goes_wrong_at_the_end_of_a_session_is_no_matter_of_who_comes_then(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is their thread that ends the session; the log has the traceback."""
+    now = 0.0
+    sessions = Sessions(1.0, clock=lambda: now)
+    left = sessions.open(None, "uid:1")
+    sessions.close(left)
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("broken")
+
+    left.call_queue = SimpleNamespace(then=fails)  # type: ignore[assignment]
+    now = 10.0
+    assert sessions.open(None, "uid:2").connections == 1
+    (line,) = [each for each in caplog.records if each.getMessage() == "session_not_ended"]
+    assert line.exc_info is not None
+
+
 def test_nobody_enters_the_session_of_another_principal() -> None:
     """Knowing its name is not enough."""
     sessions = Sessions(60.0)
@@ -124,12 +143,32 @@ class Left:
     """A call that was under way when its connection ended."""
 
     def __init__(self, phase: str = "building", *, is_ordered: bool = False) -> None:
-        self.cancel_token = SimpleNamespace(phase=phase)
+        self.phase = phase
         self.is_ordered = is_ordered
         self.is_cancelled = False
 
     def cancel(self) -> None:
         self.is_cancelled = True
+
+    def cancel_unless_running(self) -> None:
+        self.is_cancelled = self.is_cancelled or self.phase != "running"
+
+
+def test_when_nobody_can_come_back_what_has_not_begun_is_given_up() -> None:
+    """At once, whatever it works on; and when a connection ends later."""
+    sessions = Sessions(60.0)
+    calls = [Left(), Left("running"), Left(is_ordered=True)]
+    early, late = sessions.open(None, "uid:1"), sessions.open(None, "uid:1")
+    of_late = Left()
+    early.unanswered.add(calls, 0.0)  # type: ignore[arg-type]
+    late.unanswered.add([of_late], 0.0)  # type: ignore[list-item]
+    sessions.close(early)
+    assert not any(call.is_cancelled for call in calls)
+    sessions.drain()
+    assert [call.is_cancelled for call in calls] == [True, False, True]
+    assert not of_late.is_cancelled
+    sessions.close(late)
+    assert of_late.is_cancelled
 
 
 def test_calls_that_a_client_does_not_repeat_are_given_up() -> None:

@@ -150,6 +150,7 @@ def change():
     global STATE
     STATE += 1
 """
+LIBRARY += "".join(f"NUMBER_{number} = {number}\n" for number in range(300))
 
 
 @pytest.fixture(scope="module")
@@ -171,11 +172,16 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
         ("RATE", math.nan, True),
         ("SIZES", (1, 2), False),
         ("SIZES", (1, 2.0), True),
-        ("SIZES", [1, 2], False),  # a list is no constant
+        ("SIZES", [1, 2], True),
+        ("RATE", np.float32(0.5), True),
+        ("RATE", np.array(0.5), True),
+        ("RATE", print, False),  # no value; see `is_own_code`
         ("EITHER", 5, False),
         ("EITHER", 6, False),
         ("EITHER", 7, True),
         ("FROM_ELSEWHERE", 1, True),
+        ("NUMBER_299", 299, False),
+        ("NUMBER_299", 300, True),
         ("BY_PLATFORM", 3, False),  # from here on it cannot be known
         ("COMPUTED", 3.0, False),
         ("LIST", 3, False),
@@ -191,7 +197,13 @@ def test_a_constant_is_replaced_where_the_module_assigns_others(
     assert is_replaced_constant(library, name, value) is is_replaced
 
 
-@pytest.mark.parametrize("module", [math, ModuleType("made_up"), sys])
+class Pretends(ModuleType):
+    """What a library has put into `sys.modules` in its place."""
+
+    __slots__ = ()
+
+
+@pytest.mark.parametrize("module", [math, ModuleType("made_up"), sys, Pretends("pretends")])
 def test_nothing_is_known_of_a_module_without_code(module: ModuleType) -> None:
     """Such as one in machine code."""
     assert not is_replaced_constant(module, "pi", 3)

@@ -99,6 +99,16 @@ def test_a_request_is_what_rpyc_would_send(seq: int, verb: str, args: tuple[Any,
     assert encode_request(seq, verb, args) == expected
 
 
+@pytest.mark.parametrize("size", [*range(6), 255, 256, 257, 65_536])
+def test_values_of_any_length_are_what_rpyc_would_send(size: int) -> None:
+    """Where rpyc has another tag for a length; and they are read again."""
+    number = 10 ** max(1, size % 1000)
+    value = (b"x" * size, tuple(range(size)), "y" * size, number, -number, (None, True, 0.5))
+    data = encode_reply(size, value)
+    assert data == bytes(message(consts.MSG_REPLY, size, (consts.LABEL_VALUE, value)))
+    assert _usual_message(Frame(data)) == (None, size, value)
+
+
 @given(numbers, plain)
 def test_a_reply_is_what_rpyc_would_send(seq: int, value: Any) -> None:
     """As above, for replies."""
