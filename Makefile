@@ -55,7 +55,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@echo 'make demo    train on real digits from two fresh processes; the second compiles nothing'
 	@echo 'make test    the test suite, in a few minutes (TEST_ARGS="-k name" for a part)'
-	@echo 'make slow    the tests that take seconds each: what starts processes again and again'
+	@echo 'make slow    the rest of it: the tests that take seconds each'
 	@echo 'make soak    the tests that take minutes; then clients of all kinds while everything breaks,'
 	@echo '             for SOAK_S=1200 seconds, 0 for not at all (SOAK_ARGS="--seed 7")'
 	@echo 'make faults  the fault matrix: kill, stop, cut and starve everything, and check what clients see'

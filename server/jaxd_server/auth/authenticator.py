@@ -148,7 +148,7 @@ class Authenticator:
                 raise _refused(hurried, AuthenticationFailed(wrong_user), is_ours=first == MAGIC)
             if self._tls is not None:
                 return self._greet_over_tls(stranger, hurried, self._tls, first, claim)
-            stranger.mark_protocol(sock)
+            stranger.mark_protocol()
             return self._greet(sock, hurried, first, claim)
 
     def _greet_over_tls(
@@ -171,7 +171,7 @@ class Authenticator:
         first = line.recv(len(MAGIC), socket.MSG_WAITALL)
         if first != MAGIC:
             raise ProtocolError("the peer speaks TLS, but not jaxd's protocol")
-        stranger.mark_protocol(line)
+        stranger.mark_protocol()
         return self._greet_jaxd_client(line, _DeadlineSocket(line, hurried.left_s()), claim)
 
     def _greet(

@@ -68,9 +68,8 @@ class UnauthenticatedPeer:
         """Records that TLS is set up: an error goes over this stream, in its encryption."""
         self.line = line
 
-    def mark_protocol(self, line: ByteStream) -> None:
-        """Records that it uses jaxd's protocol over this stream; TLS alone does not count."""
-        self.line = line
+    def mark_protocol(self) -> None:
+        """Records that it uses jaxd's protocol; TLS alone does not count."""
         self.stage = 2
 
     @property

@@ -237,7 +237,7 @@ def _emit_archive(walk: Walk) -> None:
 
 def _emit_reflected(walk: Walk) -> None:
     if walk.reach.libraries:
-        local_imports.emit_replaced_constants(walk)
+        local_imports.emit_patched_libraries(walk)
     readers = walk.reach.readers
     if readers - {"identities", "types"}:
         from jaxd_protocol.fingerprint.values import reflection  # few functions have any

@@ -127,14 +127,10 @@ def _emit_source(walk: Walk, name: str, source: Source) -> None:
     package = name if source.is_package else name.rpartition(".")[0]
     for statement in facts.imports:
         _imported_by_source(walk, package, statement)
-    libraries: dict[str, ModuleType] = {}
     for code in _with_nested(source.code):
         facts = facts_of(code)
         for statement in facts.imports:
-            libraries |= _patched_for_source(walk, package, statement, facts.reads)
-    walk.reach.libraries |= libraries  # others may read them by way of this one
-    for module in libraries.values():
-        _own_code_in(walk, module)
+            _patched_for_source(walk, package, statement, facts.reads)
 
 
 def _with_nested(code: CodeType) -> Iterator[CodeType]:
@@ -147,23 +143,20 @@ def _with_nested(code: CodeType) -> Iterator[CodeType]:
 
 def _patched_for_source(
     walk: Walk, package: str, statement: Import, reads: tuple[Read, ...]
-) -> dict[str, ModuleType]:
+) -> None:
     """Appends what is patched of a library, as far as a module that runs on the server reads it.
 
     Nothing else, as for the import statements of functions.
-
-    Returns:
-        The library, by its name, where all of it is at hand and anything may be read of it.
     """
     name = absolute_name(statement.name, statement.level, {"__package__": package})
     top = name.partition(".")[0]
     if walk.is_local(top):
-        return {}
+        return
     process_view = walk.process_view
     module, first = process_view.module(name), process_view.module(top)
     if module is None:
         walk.guards.answer(lambda: process_view.module(name) is None, True)
-        return {}
+        return
     for each in statement.names:
         for steps in statement.uses_at((each,)) or ((),):
             walk.emit_if_patched(module, (("a", each), *steps))
@@ -172,7 +165,8 @@ def _patched_for_source(
             walk.emit_if_patched(module, (("a", read.name), *read.steps))
     if not statement.names:
         _patched_by_module(walk, statement, reads, module, first)
-    return {} if statement.names and "*" not in statement.names else {name: module}
+    if not statement.names or "*" in statement.names:
+        walk.reach.libraries[name] = module  # others may read it by way of this one
 
 
 def _patched_by_module(
@@ -199,26 +193,19 @@ def _patched_by_module(
                 walk.emit_if_patched(bound, steps)
 
 
-def _own_code_in(walk: Walk, module: ModuleType) -> None:
-    """Appends all of the user's own code that was put into an installed module."""
-    for name, value in sorted(vars(module).copy().items()):
-        if callable(value) and is_own_code(value, walk.is_local):
-            walk.emit_if_patched(module, (("a", name),))
+def emit_patched_libraries(walk: Walk) -> None:
+    """Appends the user's own code in libraries that sources import whole, and other constants.
 
-
-def emit_replaced_constants(walk: Walk) -> None:
-    """Appends the constants of libraries that were replaced, where modules' sources may read them.
-
-    A module may read those of a library that another one imports: what counts is the name. It is
-    guarded, so that what is put there later is seen.
+    Of constants those whose names stand in a source: a module may read those of a library that
+    another one imports. What has such a name is guarded, so that what is put there later is seen.
     """
     names = set[str]().union(*map(_names_in, walk.reach.sources.values()))
     for _, module in sorted(walk.reach.libraries.items()):
-        for name in sorted(names & vars(module).keys()):
-            value = vars(module)[name]
-            if is_replaced_constant(module, name, value):
+        for name, value in sorted(vars(module).copy().items()):
+            is_own = callable(value) and is_own_code(value, walk.is_local)
+            if is_own or (name in names and is_replaced_constant(module, name, value)):
                 walk.emit_if_patched(module, (("a", name),))
-            else:
+            elif name in names:
                 walk.guards.item(vars(module), name, value)
     walk.emit_queued()
 

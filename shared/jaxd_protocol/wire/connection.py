@@ -198,8 +198,7 @@ def _load_all(data: bytes, at: int, count: int) -> tuple[tuple[Value, ...], int]
         if tag in _IMMEDIATE:
             found.append(tag - _ZERO)
             at += 1
-            continue
-        if tag in _SHORT_BYTES:
+        elif tag in _SHORT_BYTES:
             start, size = (at + 1, _SHORT_BYTES[tag]) if tag != _BYTES else (at + 2, data[at + 1])
             at = start + size
             found.append(data[start:at])

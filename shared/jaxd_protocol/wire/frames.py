@@ -156,7 +156,7 @@ class ByteTransfer:
     def rest(self) -> list[memoryview]:
         """The remaining pieces, as many as one system call takes; empty when all is moved.
 
-        Pieces without a byte may be among them: a caller that would take these for an end has none.
+        Where nothing is moved yet, pieces of no length are among them.
         """
         if not self.counts:  # nearly always, and then it is sent in one go
             return list(self._pieces[:_MAX_VECTORS]) if self.total else []

@@ -36,7 +36,7 @@ class Room:
         if said:
             stranger.mark_heard()
         if said > 1:
-            stranger.mark_protocol(ours)
+            stranger.mark_protocol()
         self.visits = [*getattr(self, "visits", []), visit]  # none ends by itself
         return stranger
 

@@ -63,8 +63,8 @@ def test_what_goes_wrong_at_the_end_of_a_session_is_no_matter_of_who_comes_then(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It is their thread that ends the session; the log has the traceback."""
-    now = 0.0
-    sessions = Sessions(1.0, clock=lambda: now)
+    clock = Clock()
+    sessions = Sessions(60.0, clock=clock)
     left = sessions.open(None, "uid:1")
     sessions.close(left)
 
@@ -72,7 +72,7 @@ def test_what_goes_wrong_at_the_end_of_a_session_is_no_matter_of_who_comes_then(
         raise RuntimeError("broken")
 
     left.call_queue = SimpleNamespace(then=fails)  # type: ignore[assignment]
-    now = 10.0
+    clock.now += 61
     assert sessions.open(None, "uid:2").connections == 1
     (line,) = [each for each in caplog.records if each.getMessage() == "session_not_ended"]
     assert line.exc_info is not None
