@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxd import Client, connect, errors
-from tests.end_to_end.gates import in_thread
+from tests.end_to_end.gates import in_thread, wait_until
 from tests.end_to_end.passing_on import Way
 from tests.faults.others import answers_correctly, unharmed
 from tests.faults.proxy import Fault, Proxy
@@ -146,30 +146,42 @@ def _many_outages(proxy: Proxy, count: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("way", ["plain", "several", "submitted", "arrays"])
-def test_a_server_accepts_connections_and_says_nothing(
-    server: LiveServer, proxy: Proxy, client: Client, way: str
-) -> None:
+@pytest.mark.parametrize("way", ["plain", "several", "submitted", "arrays", "waited for"])
+def test_a_server_accepts_connections_and_says_nothing(way: str) -> None:
     """In an outage each call ends by its own time, typed, also while another one waits longer."""
+    with live_server() as server:  # its own: what sessions before have left would hide a result
+        port = int(server.tcp.rpartition(":")[2])
+        with Proxy(port) as proxy, connect(proxy.address, token=TOKEN) as client:
+            _call_through_an_outage(server, proxy, client, way)
+
+
+def _call_through_an_outage(server: LiveServer, proxy: Proxy, client: Client, way: str) -> None:
     kept = client.put(np.ones(LARGE // 32, np.float32))
+    given = np.ones(3, np.float32) if way in ("arrays", "waited for") else kept
     add = client.persistent_call(lambda x: x + 1, results="remote")
     timed = client.persistent_call(lambda x: x + 1, results="remote", timeout_s=1.0)
-    assert float(np.asarray(add(kept))[0]) == float(np.asarray(timed(kept))[0]) == 2
+    for each in (kept, given):
+        assert float(np.asarray(add(each))[0]) == float(np.asarray(timed(each))[0]) == 2
+    wait_until(lambda: client.statistics().values == 1)
     with unharmed(server, 1):
         proxy.strike("hold", "down", 0)
         others = [in_thread(lambda: np.asarray(add(kept)))] if way == "several" else []
-        given = {"submitted": kept, "arrays": np.ones(3, np.float32)}.get(way)
-        future: Any = None if given is None else timed.submit(given)
+        future: Any = None
+        if way in ("submitted", "arrays"):
+            future = timed.submit(given)
+        elif way == "waited for":
+            future = in_thread(timed, given)
         if way != "plain":
             assert proxy.struck.wait(30)
         proxy.cut()
-        future = future or in_thread(timed, kept)
+        future = future or in_thread(timed, given)
         with pytest.raises(errors.DeadlineExceeded):
             future.result(15)
         proxy.heal()
         proxy.cut()
         assert all(float(one.result(50)[0]) == 2 for one in others)
         assert answers_correctly(client)
+        wait_until(lambda: client.statistics().values == 1)
 
 
 def test_a_server_cannot_be_reached_for_longer_than_a_session_lasts() -> None:

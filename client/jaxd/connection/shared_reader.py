@@ -322,7 +322,9 @@ class SharedReader:
 
     def fail_all(self, error: Exception, cause: Exception | None = None) -> None:
         """The connection has ended: all open requests fail with `error`, or with the first one."""
-        error.__cause__ = cause
+        # without the frames of this thread: they hold arrays, and this error is kept for long
+        error.__traceback__ = None
+        error.__cause__ = None if cause is None else cause.with_traceback(None)
         self._first_error = self._first_error or error  # first: other threads see that it is shut
         self._connection.shut()
         self.finish_all(self._first_error)

@@ -89,6 +89,7 @@ class AsyncCall:
         attempt = self._attempt = (connection, call.number)
         self._acquire_slot()
         if self.future.done():  # while this thread waited; then its data is gone
+            call.release_lost_result()
             return True
         try:
             transfer = call.load(copied=not self._is_repeatable)
@@ -177,8 +178,9 @@ class AsyncCall:
 
     def _on_lost(self, error: ConnectionLost) -> None:
         """Repeats the call, unless its future is done."""
+        self._call.reply_was_lost()
         if self.future.done():
-            return
+            return self._call.release_lost_result()
         self._call.check_repeatable(error)
         if not self._is_repeatable:
             raise ConnectionLost(
@@ -186,7 +188,7 @@ class AsyncCall:
                 "have changed since: there was no room for a copy of them, see "
                 "docs/reliability.md. Submit it again, or fewer at a time."
             )
-        self._schedule_retry()
+        return self._schedule_retry()
 
     def _schedule_retry(self, pause_s: float = 0.0) -> None:
         """Sends the call again in a thread of its own: the reading thread must go on."""
@@ -210,5 +212,6 @@ class AsyncCall:
         from jaxd.results.exceptions import hide_own_frames  # most calls raise nothing
 
         hide_own_frames(error)
+        self._call.release_lost_result()
         with suppress(InvalidStateError):
             self.future.set_exception(error)

@@ -31,7 +31,7 @@ from jaxd_protocol.errors import (
     WorkerReplaced,
 )
 from jaxd_protocol.messages.calls import FAILED, FailureOrigin, is_failure, set_origin
-from jaxd_protocol.messages.data_locations import KEEP_ALL
+from jaxd_protocol.messages.data_locations import KEEP_ALL, value_ids_of
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -271,6 +271,7 @@ class OpenCall:
     _output: EmittedOutput | None = None
     _replaced_workers = 0
     _retry_limits: RetryLimits | None = None
+    _was_lost = False
 
     def __init__(self, session: Session, call: CallRequest) -> None:
         self._session = session
@@ -285,18 +286,22 @@ class OpenCall:
         Raises:
             JaxdError: when there is no reply.
         """
-        while True:
-            self.begin_attempt()
-            try:
-                value, frame = self._request()
-            except ConnectionLost as error:
-                self.check_repeatable(error)
-                continue
-            self.issue_warnings()
-            pause_s = None if value[0] != FAILED else self.pause_after(value[1])
-            if pause_s is None:
-                return value, frame
-            time.sleep(pause_s)
+        try:
+            while True:
+                self.begin_attempt()
+                try:
+                    value, frame = self._request()
+                except ConnectionLost as error:
+                    self.check_repeatable(error)
+                    continue
+                self.issue_warnings()
+                pause_s = None if value[0] != FAILED else self.pause_after(value[1])
+                if pause_s is None:
+                    return value, frame
+                time.sleep(pause_s)
+        except BaseException:
+            self.release_lost_result()
+            raise
 
     def _request(self) -> tuple[tuple[Any, ...], Frame]:
         """Sends the call once, and waits for its reply."""
@@ -329,7 +334,10 @@ class OpenCall:
     def _on_late_reply(self, pending: PendingReply) -> None:
         """Releases what the call left on the server, whose caller had stopped waiting."""
         self.release_abandoned()
-        if self.call.result_policy is not None:
+        if isinstance(pending.error, ConnectionLost):
+            self.reply_was_lost()
+            self.release_lost_result()
+        elif self.call.result_policy is not None:
             with suppress(BaseException):
                 self.result(*pending.result())
 
@@ -401,6 +409,18 @@ class OpenCall:
         if plan is not None:
             plan.abandon()
 
+    def reply_was_lost(self) -> None:
+        """The connection of the attempt has ended: the server may have a result that nobody has."""
+        self._was_lost = self._was_lost or self.is_sent
+
+    def release_lost_result(self) -> None:
+        """Nobody waits any more: what an attempt whose reply was lost left on the server can go."""
+        policy = self.call.result_policy
+        if policy is not None and self._was_lost:
+            queue = self.opened.values.release_queue
+            queue.start()
+            queue.add(value_ids_of(policy.number))
+
     def issue_warnings(self) -> None:
         """Issues what the server warned of; see `WarningQueue.issue`."""
         if self._session.warning_queue.has_pending:
@@ -422,6 +442,7 @@ class OpenCall:
             CalledBack: when it has called back: its effects must not happen twice.
             ConnectionLost: when it was lost too often.
         """
+        self.reply_was_lost()
         name = self.call.spec.snapshot.name
         if self.has_called_back:
             raise CalledBack(

@@ -35,7 +35,7 @@ from jaxd_protocol.errors import (
     WorkerReplaced,
 )
 from jaxd_protocol.messages.calls import FAILED, FailureOrigin, is_failure, set_origin
-from jaxd_protocol.messages.data_locations import new_call_number, unpack_leaf_spans
+from jaxd_protocol.messages.data_locations import new_call_number, unpack_leaf_spans, value_ids_of
 from jaxd_protocol.messages.failures import Failure, decode_failure
 from jaxd_protocol.pytree import BlobLayout, Layout
 from jaxd_protocol.pytree.leaves import leaf_data
@@ -337,9 +337,15 @@ class CallPipeline:
 
     def _fail(self, flight: PipelinedCall, error: BaseException) -> None:
         self._open.pop(flight.number, None)
-        flight.fail_unknown(self.final_error(flight, error))
+        self._fail_sent(flight, self.final_error(flight, error))
         self._finished.append(flight)
         self._release_queue.retry()  # ids may have waited for this call
+
+    def _fail_sent(self, flight: PipelinedCall, error: BaseException) -> None:
+        """Fails a call that may run or have run: nobody takes what it leaves on the server."""
+        flight.fail_unknown(error)
+        if flight.is_sent:
+            self._release_queue.add(value_ids_of(flight.number))
 
     def final_error(self, flight: PipelinedCall, error: BaseException) -> BaseException:
         """The error for the caller of a call that was lost with its connection, and is given up.
@@ -410,7 +416,7 @@ class CallPipeline:
             if flight.released_ids:
                 self._release_queue.requeue(flight.released_ids)
         elif isinstance(final, JaxdError):
-            flight.fail_unknown(final)
+            self._fail_sent(flight, final)
         return final
 
     def _wait_for_window(self, deadline: float | None) -> None:

@@ -39,6 +39,7 @@ from jaxd_protocol.messages.data_locations import (
     ResultPolicy,
     pack_ids,
     spans_of,
+    value_ids_of,
 )
 from jaxd_protocol.messages.failures import encode_failure
 from jaxd_protocol.pytree import Leaf
@@ -129,9 +130,13 @@ class Server:
         )
         connect: Any = self.connect
         self.requeue: list[bytes] = []
+        self.released: list[range] = []
         self.retried = 0
         drops: Any = SimpleNamespace(
-            take_all=lambda: self.drops, requeue=self.requeue.append, retry=self.retry
+            take_all=lambda: self.drops,
+            requeue=self.requeue.append,
+            retry=self.retry,
+            add=self.released.append,
         )
         self.routes = routes
         sent_before: Any = None
@@ -429,6 +434,7 @@ def test_one_that_nobody_waits_for_any_more(server: Server) -> None:
     assert ended == [kept]
     server.connections[0].lose()
     server.flights.abandon(lost, ended.append)
+    assert server.released == [value_ids_of(lost.number)]  # its reply may have been a result
     assert isinstance(lost.error, ConnectionLost)
     assert not server.flights._open
     assert len(server.connections[0].left) == 1
