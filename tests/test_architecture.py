@@ -43,6 +43,7 @@ JAX_AT_IMPORT = (
     "server/jaxd_server/user_code/jax_callbacks.py",
     "server/jaxd_server/user_code/mutation_guard.py",
     "server/jaxd_server/values/references.py",
+    "shared/jaxd_protocol/jax_objects/arrays.py",  # imported only where jax is
 )
 
 # Outside the server, the only files that may import jax inside a function. Everything else on the
@@ -68,13 +69,13 @@ NAMES_PRIVATE_PARTS_OF_JAX = {
     "client/jaxd/interop/jax_settings.py": "the settings and contexts of a thread",
     "client/jaxd/interop/local_programs.py": "jax's own dispatch, for programs that were loaded",
     "client/jaxd/tracing/primitive.py": "the rules of checkify",
-    "server/jaxd_server/jax_compat/arrays.py": "arrays with weak types, keys",
     "server/jaxd_server/jax_compat/compilation_cache.py": "jax's own cache on disk",
     "server/jaxd_server/jax_compat/lowered.py": "what a lowered program consists of",
     "server/jaxd_server/jax_compat/lowered_transfer.py": "a lowered program, between processes",
     "server/jaxd_server/jax_compat/placement.py": "a program for another device",
     "server/jaxd_server/user_code/jax_callbacks.py": "callbacks of the client's code",
     "server/jaxd_server/user_code/output.py": "the names of jax's own loggers",
+    "shared/jaxd_protocol/jax_objects/arrays.py": "arrays from plain data, weak types, keys",
     "shared/jaxd_protocol/jax_objects/jit_objects.py": "the parts of a jitted function",
     "shared/jaxd_protocol/jax_objects/names.py": "the types of jax's objects",
     "shared/jaxd_protocol/jax_objects/reducers.py": "a cached function that is made again",

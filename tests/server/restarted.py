@@ -22,10 +22,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxd_protocol.jax_objects.arrays import weak_array
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.jit.transforms import encode_transformation
 from jaxd_protocol.messages.calls import OK
-from jaxd_server.jax_compat.arrays import weak_array
 from tests.server.costs import COUNTERS, counts
 from tests.server.in_process import PipelineHarness, Source
 

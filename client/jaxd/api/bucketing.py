@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from jaxd.api.function import FunctionBinding, PersistentFunction
-from jaxd.interop.jax_runtime import loaded_jax, map_leaves, weak_array
+from jaxd.interop.jax_runtime import loaded_jax, map_leaves, to_jax
 from jaxd.request.array_specs import is_spec
 from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.pytree.padding import Padding, pad_arguments, pad_with
@@ -112,4 +112,4 @@ def _pad(leaf: Any, axis: int, wanted: int, fill: complex) -> Any:
     import numpy
 
     padded = pad_with(numpy, numpy.asarray(leaf), axis, wanted, fill)
-    return weak_array(padded) if getattr(leaf, "weak_type", False) else padded
+    return to_jax(padded, weak=True) if getattr(leaf, "weak_type", False) else padded

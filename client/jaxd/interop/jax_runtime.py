@@ -6,7 +6,7 @@ import importlib
 import os
 import sys
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -193,8 +193,9 @@ def encode_jax(encoder: TreeEncoder, value: Any, *, is_gathered: bool = False) -
 
         check_one_device(value.sharding, "an argument", "pass jaxd.put(x)")
     if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
-        data = numpy.asarray(outside_trace(jax.random.key_data, value))
-        encoder.key(str(jax.random.key_impl(value)), data)
+        from jaxd_protocol.jax_objects.arrays import key_data, key_impl
+
+        encoder.key(key_impl(value), key_data(value))
     else:
         encoder.array(numpy.ascontiguousarray(value).reshape(value.shape), bool(value.weak_type))
     return True
@@ -239,32 +240,31 @@ def outside_trace(make: Callable[..., Any], *args: Any) -> Any:
 
 
 def to_jax(array: Any, weak: bool) -> Any:
-    """A numpy array as a jax array of the same dtype on the default device.
+    """A numpy array as a jax array of the same dtype on the default device, also of 64 bits."""
+    from jaxd_protocol.jax_objects.arrays import exact_array, weak_array
 
-    64-bit dtypes need jax_enable_x64, which is set for them.
-    """
-    jax = loaded_jax()
-    if weak:
-        return weak_array(array)
-    if array.dtype.itemsize >= 8 and jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
-        with jax.enable_x64(True):
-            return outside_trace(jax.device_put, array)
-    return outside_trace(jax.device_put, array)
+    return weak_array(array) if weak else exact_array(array)
 
 
-def weak_array(array: Any) -> Any:
-    """A weakly typed jax array of exactly this dtype. Uses jax's private `ArrayImpl`."""
-    jax = loaded_jax()
-    with jax.enable_x64(True):
-        strong = outside_trace(jax.device_put, array)
-    aval = strong.aval.update(weak_type=True)
-    return type(strong)(aval, strong.sharding, [strong], committed=False)
+def to_jax_arrays(data: Iterable[tuple[Any, bool]]) -> list[Any]:
+    """As `to_jax`, of many: each with whether it is weakly typed."""
+    from jaxd_protocol.jax_objects.arrays import exact_arrays
+
+    return exact_arrays(data)
 
 
 def to_jax_keys(data: Any, impl: str) -> Any:
-    """Typed PRNG keys over their numbers."""
-    jax = loaded_jax()
-    return outside_trace(lambda: jax.random.wrap_key_data(jax.numpy.asarray(data), impl=impl))
+    """Typed PRNG keys over their numbers.
+
+    Raises:
+        ValueError: when jax has no such keys.
+    """
+    from jaxd_protocol.jax_objects.arrays import key_array
+
+    try:
+        return key_array(impl, data)
+    except KeyError:
+        raise ValueError(f"this process has no PRNG implementation {impl!r}") from None
 
 
 ArrayLibrary = Literal["jax", "numpy", "lazy"]

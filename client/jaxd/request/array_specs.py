@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from jaxd.interop.jax_runtime import encode_jax, loaded_jax, to_jax_keys, weak_array
+from jaxd.interop.jax_runtime import encode_jax, loaded_jax, to_jax, to_jax_keys
 from jaxd.interop.lazy_array import LazyArray
 from jaxd.interop.remote_array import RemoteArray
 from jaxd.request.arguments import ArgumentEncoder
@@ -294,4 +294,4 @@ def zeros_of(spec: Any) -> Any:
     shape, dtype = _shape_of(spec), _numpy_dtype(spec.dtype)
     array_spec(dtype, shape)  # refuses what jax has not
     zeros = numpy.zeros(shape, dtype)
-    return weak_array(zeros) if _is_weak(spec) and loaded_jax() is not None else zeros
+    return to_jax(zeros, weak=True) if _is_weak(spec) and loaded_jax() is not None else zeros

@@ -10,14 +10,20 @@ from itertools import chain
 from types import CodeType
 from typing import Any, Final, Literal, NamedTuple
 
-from jaxd.interop.jax_runtime import ArrayLibrary, array_library, native_array, require_jax
+from jaxd.interop.jax_runtime import (
+    ArrayLibrary,
+    array_library,
+    native_array,
+    require_jax,
+    to_jax_arrays,
+)
 from jaxd.results.local_objects import KnownObjects, LocalObjects
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import ProtocolError, ResultError
 from jaxd_protocol.messages.calls import FAILED
 from jaxd_protocol.messages.data_locations import KEEP_ALL, ResultPolicy, unpack_leaf_spans
 from jaxd_protocol.pytree import BlobLayout, Layout, Leaf, parse_skeleton
-from jaxd_protocol.pytree.leaves import dtype_of, leaf_data
+from jaxd_protocol.pytree.leaves import dtype_of, leaf_data, numpy_leaf
 
 ResultsAs = Literal["auto", "numpy", "jax", "remote"]
 _MAX_LAYOUTS = 1024
@@ -255,9 +261,31 @@ def _read(
         return _read_numpy(placement, blob, buffers)
     leaves, places = placement.leaves, placement.places
     found: list[Any] = [None] * len(leaves)
-    for number in placement.here:
+    if kind == "jax":
+        arrays = [number for number in placement.here if leaves[number].tag == "A"]
+        others = [number for number in placement.here if leaves[number].tag != "A"]
+        for number, array in zip(
+            arrays, _jax_arrays(placement, arrays, blob, buffers), strict=True
+        ):
+            found[number] = array
+    else:
+        others = list(placement.here)
+    for number in others:
         found[number] = _read_leaf(leaves[number], leaf_data(places[number], blob, buffers), kind)
     return found
+
+
+def _jax_arrays(
+    placement: BlobLayout, numbers: Sequence[int], blob: bytes, buffers: Sequence[memoryview]
+) -> list[Any]:
+    """The leaves with these numbers, in one go."""
+    described = [(placement.leaves[number], placement.places[number]) for number in numbers]
+    try:
+        return to_jax_arrays(
+            [(numpy_leaf(leaf, place, blob, buffers), leaf.weak) for leaf, place in described]
+        )
+    except ValueError as error:  # a shape that numpy does not have
+        raise _unreadable_array(error) from error
 
 
 def _read_numpy(placement: BlobLayout, blob: bytes, buffers: Sequence[memoryview]) -> list[Any]:

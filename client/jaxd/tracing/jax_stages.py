@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from jaxd.dispatch.compiled_call import LoweredCall, MemoryAnalysis
-from jaxd.interop.jax_runtime import PRNGKeys, to_jax_keys, weak_array
+from jaxd.interop.jax_runtime import PRNGKeys, to_jax, to_jax_keys
 from jaxd.interop.lazy_array import ArrayLike
 from jaxd.request.array_specs import is_spec
 from jaxd.results.exceptions import hide_own_frames
@@ -276,6 +276,10 @@ def _fitted(one: Any, given: Any, leaf: Any) -> Any:
     """The argument with exactly the dtype that the program was compiled for, weak or not."""
     weak = bool(getattr(one, "weak_type", False))
     if weak != bool(getattr(given, "weak_type", False)):
-        return weak_array(np.asarray(leaf)) if weak else jax.numpy.asarray(leaf, dtype=one.dtype)
+        return (
+            to_jax(np.asarray(leaf), weak=True)
+            if weak
+            else jax.numpy.asarray(leaf, dtype=one.dtype)
+        )
     is_wider = isinstance(leaf, np.ndarray | np.generic) and leaf.dtype != one.dtype
     return np.asarray(leaf, one.dtype) if is_wider else leaf

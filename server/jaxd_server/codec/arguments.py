@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from jaxd_protocol.errors import ProtocolError
+from jaxd_protocol.jax_objects.arrays import key_array, weak_array
 from jaxd_protocol.jax_objects.structures import make_structure
 from jaxd_protocol.jit.nnx_objects import register_parts
 from jaxd_protocol.jit.options import Options
@@ -19,7 +20,6 @@ from jaxd_protocol.jit.static_leaves import StaticLeaf, wrap_untraceable
 from jaxd_protocol.pickling.unpack.unpickler import unpack, unpickling_gate
 from jaxd_protocol.pytree import BlobLayout, Layout, Leaf, LeafOffset, parse_skeleton, read_scalar
 from jaxd_protocol.pytree.leaves import dtype_of, numpy_leaf
-from jaxd_server.jax_compat.arrays import key_array, weak_array
 
 register_parts()
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 import jax
 
 from jaxd_protocol.errors import ResultError
+from jaxd_protocol.jax_objects.arrays import key_spec
 from jaxd_protocol.jax_objects.names import is_of_jax
 from jaxd_protocol.jax_objects.structures import is_registered
 from jaxd_protocol.jit.nnx_objects import ObjectParts, is_object, is_object_state
@@ -25,7 +26,6 @@ from jaxd_server.codec.object_references import (
     opaque,
     reference_to,
 )
-from jaxd_server.jax_compat.arrays import key_spec
 
 
 class LeafSlot:

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from jaxd_protocol.errors import ResultError, ValueDeleted
+from jaxd_protocol.jax_objects.arrays import is_key_array, key_data
 from jaxd_protocol.jax_objects.data_values import find_kind
 from jaxd_protocol.messages.data_locations import (
     KEEP_ALL,
@@ -33,7 +34,6 @@ from jaxd_protocol.pytree.leaves import dtype_of
 from jaxd_protocol.pytree.references import Reference, load_reference, replace_tokens
 from jaxd_server.codec.object_references import object_numbers
 from jaxd_server.codec.result_encoder import LeafSlot, ResultEncoder
-from jaxd_server.jax_compat.arrays import is_key_array, key_data
 
 
 @dataclass(frozen=True, slots=True)

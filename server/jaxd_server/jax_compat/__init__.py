@@ -1,1 +1,1 @@
-"""Adapters to what is private in jax: arrays, lowered and compiled programs, its disk cache."""
+"""Adapters to what is private in jax: lowered and compiled programs, its disk cache."""

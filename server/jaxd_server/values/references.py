@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from jaxd_protocol.errors import ArgumentError, ProtocolError, ValuesFull
+from jaxd_protocol.jax_objects.arrays import exact_array
 from jaxd_protocol.messages.calls import OK
 from jaxd_protocol.messages.data_locations import (
     BLOCK,
@@ -27,7 +28,6 @@ from jaxd_protocol.messages.data_locations import (
 from jaxd_protocol.pytree import Layout, Leaf, LeafOffset
 from jaxd_protocol.pytree.leaves import spec_bytes
 from jaxd_server.codec.arguments import read_leaf
-from jaxd_server.jax_compat.arrays import exact_array
 from jaxd_server.values.client_memory import ClientMemory
 from jaxd_server.values.store import ContentId, ValueStore
 from jaxd_server.values.value import Lent, SessionValues, Value

@@ -14,8 +14,8 @@ import pytest
 from jax._src.random import prng
 from jax.experimental.buffer_callback import buffer_callback
 
+from jaxd_protocol.jax_objects.arrays import weak_array
 from jaxd_protocol.jit.options import Options
-from jaxd_server.jax_compat.arrays import weak_array
 from jaxd_server.jax_compat.lowered import (
     OutLeaf,
     device_ids,

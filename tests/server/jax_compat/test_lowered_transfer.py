@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxd_protocol.jax_objects.arrays import key_array, key_data, weak_array
 from jaxd_protocol.jit.options import Options
 from jaxd_server.jax_compat import lowered_transfer
-from jaxd_server.jax_compat.arrays import key_array, key_data, weak_array
 from jaxd_server.jax_compat.lowered import device_ids, out_leaves, program_id
 from jaxd_server.jax_compat.lowered_transfer import (
     NotTransferable,

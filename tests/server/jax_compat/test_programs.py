@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from jax.experimental import serialize_executable
 
+from jaxd_protocol.jax_objects.arrays import key_data, weak_array
 from jaxd_server.jax_compat import programs as jax_programs
-from jaxd_server.jax_compat.arrays import key_data, weak_array
 from jaxd_server.jax_compat.lowered import device_ids
 from jaxd_server.jax_compat.programs import (
     Flat,

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from jaxd_protocol.errors import ResultError
+from jaxd_protocol.jax_objects.arrays import key_array, weak_array
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.jit.static_args import dynamic
 from jaxd_protocol.messages.failures import decode_failure
@@ -43,7 +44,6 @@ from jaxd_server.compilation.remote_build.messages import (
     Refused,
     Reply,
 )
-from jaxd_server.jax_compat.arrays import key_array, weak_array
 from jaxd_server.jax_compat.config import configured
 from jaxd_server.jax_compat.lowered import out_leaves
 from jaxd_server.jax_compat.lowered_transfer import can_unpack, pack_lowered, unpack_lowered

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxd_protocol.errors import ArgumentError, JaxdError, ProtocolError, ValueDeleted
+from jaxd_protocol.jax_objects.arrays import key_data
 from jaxd_protocol.messages.calls import OK
 from jaxd_protocol.messages.data_locations import (
     BLOCK,
@@ -22,7 +23,6 @@ from jaxd_protocol.messages.data_locations import (
 from jaxd_protocol.messages.failures import ForwardedFailure, encode_failure
 from jaxd_protocol.pytree import Layout, Leaf
 from jaxd_protocol.pytree.leaves import spec_bytes
-from jaxd_server.jax_compat.arrays import key_data
 from jaxd_server.rpc.services.values import spec_of
 from jaxd_server.values.references import Given, ReferencedData, copy_of
 from jaxd_server.values.store import ContentStore, ValueStore

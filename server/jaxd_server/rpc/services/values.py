@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from jaxd_protocol.errors import ArgumentError, LimitExceeded, ProtocolError, ValueDeleted
+from jaxd_protocol.jax_objects.arrays import exact_array, key_array, key_data, key_spec, weak_array
 from jaxd_protocol.jit.settings import when_run
 from jaxd_protocol.messages.calls import OK
 from jaxd_protocol.messages.data_locations import (
@@ -28,7 +29,6 @@ from jaxd_server.codec.arguments import parse_arguments, read_leaves
 from jaxd_server.codec.results import ResultLayout, host_data
 from jaxd_server.execution.call import Reply
 from jaxd_server.execution.memory_room import OutOfMemoryHandler
-from jaxd_server.jax_compat.arrays import exact_array, key_array, key_data, key_spec, weak_array
 from jaxd_server.jax_compat.config import configured
 from jaxd_server.jax_compat.placement import placed
 from jaxd_server.values.references import ReferencedData, copy_of

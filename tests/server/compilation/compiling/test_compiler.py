@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from jaxd_protocol.errors import ConfigurationError, InternalError, ResultError
+from jaxd_protocol.jax_objects.arrays import weak_array
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.jit.static_args import dynamic
 from jaxd_server.codec.arguments import leaves_of
 from jaxd_server.compilation.compiling.compiler import Compiler, LoweredFunction
 from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.compiling.program import Program
-from jaxd_server.jax_compat.arrays import weak_array
 from jaxd_server.runtime.counters import Counters
 from jaxd_server.runtime.events import SILENT, Emit
 from tests.server.builds import live_executables

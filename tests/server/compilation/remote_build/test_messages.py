@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxd_protocol.jax_objects.arrays import key_array, weak_array
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.jit.static_args import NO_STATIC_ARGS
 from jaxd_protocol.messages.function_manifest import FunctionManifest
@@ -17,7 +18,6 @@ from jaxd_server.codec.arguments import parse_arguments, read_leaves
 from jaxd_server.codec.signature import signature_of
 from jaxd_server.compilation.functions.function import Described
 from jaxd_server.compilation.remote_build.messages import BuildOrder, leaves_of_request, sent_data
-from jaxd_server.jax_compat.arrays import key_array, weak_array
 from tests.server.in_process import encode
 
 

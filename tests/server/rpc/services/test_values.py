@@ -16,6 +16,7 @@ from jaxd_protocol.errors import (
     ValueDeleted,
     ValuesFull,
 )
+from jaxd_protocol.jax_objects.arrays import exact_array, key_data
 from jaxd_protocol.messages.data_locations import (
     BLOCK,
     VALUE,
@@ -25,7 +26,6 @@ from jaxd_protocol.messages.data_locations import (
     pack_locations,
 )
 from jaxd_protocol.pytree import Leaf
-from jaxd_server.jax_compat.arrays import exact_array, key_data
 from jaxd_server.rpc.services.values import spec_of
 from jaxd_server.values.store import ValueStore
 from jaxd_server.values.value import Value
