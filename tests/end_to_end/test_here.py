@@ -38,6 +38,12 @@ def beside_the_server() -> None:
     own_server_needed()
 
 
+@pytest.fixture(autouse=True)
+def taken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second call takes the program, however fast the server answers."""
+    monkeypatch.setattr(here, "LOAD_S", 0.0)
+
+
 @pytest.fixture
 def client(live: LiveServer) -> Iterator[Client]:
     """A client that runs programs here, of the common server."""
@@ -84,6 +90,18 @@ def test_the_second_call_runs_here(client: Client) -> None:
     assert spent == {"traces": 1, "lowers": 1, "compiles": 1}
     same(function(X, 3.0, b=1), jax.jit(affine)(X, 3.0, b=1))
     assert function.why(X, 3.0, b=1).place == "here: its program is loaded in this process"
+
+
+def test_a_program_that_is_called_a_few_times_is_not_loaded(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not before calls have waited for the server as long as it takes to load one."""
+    function = client.persistent_call(lambda x: x * 5)
+    monkeypatch.setattr(here, "LOAD_S", 1e9)
+    assert served(client, lambda: [function(X) for _ in range(30)]) == 30
+    assert "as long as loading a program takes" in str(function.why(X).place)
+    monkeypatch.setattr(here, "LOAD_S", 1e-9)
+    assert served(client, lambda: [function(X) for _ in range(30)]) == 1
 
 
 def test_another_signature_is_another_program(client: Client) -> None:
@@ -665,10 +683,10 @@ def test_over_a_network_nothing_is_taken(live: LiveServer, kind: str) -> None:
 AUTO = """
 import sys, jaxd, numpy as np
 f = jaxd.persistent_call(lambda x: x * 13, place="auto")
-for _ in range(3): f(np.ones(3, "f4"))
+for _ in range(100): f(np.ones(3, "f4"))
 print("jax" in sys.modules, f.why(np.ones(3, "f4")).place)
 import jax
-for _ in range(3): f(np.ones(3, "f4"))
+for _ in range(100): f(np.ones(3, "f4"))
 print(f.why(np.ones(3, "f4")).place)
 """
 
@@ -750,7 +768,7 @@ def test_a_process_that_ends_while_a_program_loads(live: LiveServer) -> None:
     program = f"""
 import jax, jaxd, numpy as np
 from jaxd.tracing import here
-here.SMALL_BYTES = 0
+here.SMALL_BYTES = here.LOAD_S = 0
 with jaxd.connect({live.unix!r}, place="here") as client:
     f = client.persistent_call(lambda x: jax.numpy.linalg.svd(x @ x.T))
     for _ in range(2): f(np.eye(8, dtype="f4"))
@@ -772,7 +790,7 @@ def test_a_forked_child_uses_the_server(live: LiveServer) -> None:
 import os, warnings, jax, jaxd
 warnings.simplefilter("ignore")
 f = jaxd.persistent_call(lambda x: x * 17, results="jax")
-for _ in range(3): f(2.0)
+for _ in range(100): f(2.0)
 if not (child := os.fork()):
     before = jaxd.statistics().calls
     [f(2.0) for _ in range(2)]
@@ -798,7 +816,7 @@ import jax, jaxd, numpy as np
 from jaxd.tracing import here
 with jaxd.connect({live.unix!r}, place="here") as client:
     f = client.persistent_call(lambda x: jax.numpy.tanh(x) * 19)
-    for _ in range(3): f(np.arange(6, dtype="f4").reshape(2, 3))
+    for _ in range(100): f(np.arange(6, dtype="f4").reshape(2, 3))
     print(f.why(np.arange(6, dtype="f4").reshape(2, 3)).place)
 """
     for _ in range(2):

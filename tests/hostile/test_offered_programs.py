@@ -18,6 +18,7 @@ import pytest
 from jaxd import connect
 from jaxd.connection import connect as connecting
 from jaxd.errors import PlaceRefused
+from jaxd.tracing import here
 from jaxd_protocol.base.process import machine_id
 from jaxd_protocol.messages.calls import OK
 from jaxd_protocol.network.accounts import Account
@@ -88,6 +89,12 @@ class OfferingServer(FakeServer):
         connection = _Connection(sock, self.answer)
         self._connections.append(connection)
         return connection.serve()
+
+
+@pytest.fixture(autouse=True)
+def taken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second call asks for the program, however fast the server answers."""
+    monkeypatch.setattr(here, "LOAD_S", 0.0)
 
 
 @pytest.fixture

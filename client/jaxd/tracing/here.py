@@ -1,9 +1,10 @@
 """The warm program comes to the caller: with `place="here"`, or where `place="auto"` decides so.
 
-The server answers the first call of each key and signature. The second one takes the program, and
-runs in this process, as those of `jax.jit` do; or while a large one loads in a thread, the server
-goes on answering. Key, guards and signature are those of any call: a program belongs to one
-snapshot of its function, and goes with it.
+The server answers the first calls of each key and signature. Once this process has waited for it as
+long as it takes to load a program, the next call takes the program, and runs in this process, as
+those of `jax.jit` do; or while a large one loads in a thread, the server goes on answering. Key,
+guards and signature are those of any call: a program belongs to one snapshot of its function, and
+goes with it.
 
 A program is machine code in a pickle: `refusal` says from whom one is taken. See docs/place.md.
 """
@@ -16,6 +17,7 @@ import json
 import os
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
@@ -50,6 +52,13 @@ if TYPE_CHECKING:
 
 SMALL_BYTES: Final = 256 << 10
 """A program with no more bytes is loaded by the call that takes it, in some 10 ms."""
+
+LOAD_S: Final = 0.005
+"""What it takes to load a small program and to dispatch the first call to it.
+
+One that is called a few times, as most of a test suite, is not worth it: the server, which has it
+loaded, answers in 0.2 ms.
+"""
 
 _ANY_SIZE: Final = 1 << 40
 _MOST_ASKED: Final = 3
@@ -121,14 +130,18 @@ class LocalCalls:
     Attributes:
         found: by the skeleton of a call, what answers it here, or why nothing does.
         asked: how often the server was asked about each skeleton.
-        calls: how many with each skeleton the server has answered.
+        waited_s: seconds that calls with each skeleton have waited for the server, but for the
+            first, which may have been built.
         unfit: the skeletons of calls that had a program here, which did not take their arrays.
+        is_due: whether any calls have a program here, or the next one may take it.
     """
+
+    is_due = False
 
     def __init__(self, spec: FunctionSpec) -> None:
         self.found = BoundedDict[bytes, Taken | str](_MAX_PROGRAMS)
         self.asked = BoundedDict[bytes, int](_MAX_PROGRAMS)
-        self.calls = BoundedDict[bytes, int](_MAX_PROGRAMS)
+        self.waited_s = BoundedDict[bytes, float](_MAX_PROGRAMS)
         self.unfit = BoundedDict[bytes, None](_MAX_PROGRAMS)
         self._name = spec.snapshot.name
         self._statics = spec.statics
@@ -140,8 +153,15 @@ class LocalCalls:
         self._resets = 0
 
     def may_ask(self, skeleton: bytes) -> bool:
-        """Whether to ask the server for the program of such calls: it has answered one of them."""
-        return skeleton in self.calls and self.asked.get(skeleton, 0) < _MOST_ASKED
+        """Whether to ask the server for the program of such calls: it has answered enough."""
+        waited_s = self.waited_s.get(skeleton, -1.0)
+        return waited_s >= LOAD_S and self.asked.get(skeleton, 0) < _MOST_ASKED
+
+    def has_waited(self, skeleton: bytes, seconds: float) -> None:
+        """The server has answered such a call."""
+        before = self.waited_s.get(skeleton)
+        self.waited_s[skeleton] = 0.0 if before is None else before + seconds
+        self.is_due = self.is_due or self.may_ask(skeleton)
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a call of a kind that ran here before, else `ELSEWHERE`."""
@@ -391,7 +411,7 @@ class HereCaller(Caller):
         except Exception:  # noqa: BLE001  raised again where the call is encoded
             return ELSEWHERE
         local: LocalCalls | None = spec.local
-        if local is None and not spec.snapshot.is_pinned:
+        if not (spec.snapshot.is_pinned or (local is not None and local.is_due)):
             return ELSEWHERE
         result = ELSEWHERE if local is None else local.run(args, kwargs)
         if result is ELSEWHERE:
@@ -437,12 +457,13 @@ class HereCaller(Caller):
         local = self._local_calls(call.spec)
         if local is None:
             return super().call(call)
-        result, skeleton = super().call(call), call.skeleton
+        began, skeleton = time.perf_counter(), call.skeleton
+        result = super().call(call)
         if isinstance(local.found.get(skeleton), Taken):
             local.unfit[skeleton] = None  # else it would have run here
-        local.calls[skeleton] = calls = local.calls.get(skeleton, 0) + 1
-        if calls > 1 and skeleton not in local.asked:
+        if local.is_due and local.may_ask(skeleton) and skeleton not in local.asked:
             local.found[skeleton] = "its arguments cannot be described without their data"
+        local.has_waited(skeleton, time.perf_counter() - began)
         return result
 
     def takes_programs(self) -> bool:
@@ -480,7 +501,7 @@ class HereCaller(Caller):
         if isinstance(found, str):
             return f"server: {found}"
         if local is None or call is None or found is None:
-            return "here: once the server has answered a call, and the program is loaded"
+            return "here: once calls have waited for the server as long as loading a program takes"
         unfit = f"; {_UNFIT}" if call.skeleton in local.unfit else ""
         return f"here: its program is loaded in this process{unfit}"
 
@@ -527,6 +548,7 @@ class HereCaller(Caller):
         Never raises: the server goes on answering.
         """
         try:
+            local.is_due = True
             local.asked[skeleton] = local.asked.get(skeleton, 0) + 1
             found = self._taken(spec, skeleton, most)
         except JaxdError:
