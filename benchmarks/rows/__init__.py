@@ -10,12 +10,14 @@ from benchmarks.rows.key import KEY
 from benchmarks.rows.small import IN_FLIGHT, SMALL_CALL
 from benchmarks.rows.training import TRAINING, TRAINING_BYTES, TRAINING_KINDS, TRAINING_ONE_THREAD
 from benchmarks.rows.transfer import FETCH, TRANSFERS
+from benchmarks.rows.trees import TREES
 
 ROWS: tuple[Row, ...] = (
     FRESH_PROCESS,
     FRESH_SCALAR,
     SMALL_CALL,
     IN_FLIGHT,
+    *TREES,
     *TRANSFERS,
     FETCH,
     TRAINING,

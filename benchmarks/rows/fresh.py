@@ -66,7 +66,7 @@ FRESH_PROCESS = Row(
             "jaxd / a process that only imports numpy, rpyc and cloudpickle",
             over=("jaxd",),
             under=("imports",),
-            target=Target("at most", 1.3),
+            target=Target("at most", 1.25),
         ),
         Comparison(
             "plain jax with its disk cache warm / jaxd",
@@ -98,7 +98,7 @@ FRESH_SCALAR = Row(
             "jaxd / python -c 'import rpyc, cloudpickle'",
             over=("jaxd",),
             under=("imports",),
-            target=Target("at most", 1.5),
+            target=Target("at most", 1.25),
         ),
     ),
 )
