@@ -158,7 +158,7 @@ def register(cls: type[ArrayLike]) -> None:
 
 @lru_cache(maxsize=1)
 def array_class() -> type:
-    """The class that the arrays of jax have."""
+    """The class that the arrays of jax have, but for tracers and typed PRNG keys."""
     return type(outside_trace(loaded_jax().device_put, 0))
 
 

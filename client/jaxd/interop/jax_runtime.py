@@ -186,19 +186,29 @@ def encode_jax(encoder: TreeEncoder, value: Any, *, is_gathered: bool = False) -
             "there; submit, call_async, map, remote, warm, why and put need arrays. Make a plain "
             "call here, or use them outside of what is traced."
         )
-    import numpy
-
-    if not (is_gathered or type(value.sharding) is jax.sharding.SingleDeviceSharding):
-        from jaxd_protocol.jax_objects.decomposition import check_one_device
-
-        check_one_device(value.sharding, "an argument", "pass jaxd.put(x)")
     if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         from jaxd_protocol.jax_objects.arrays import key_data, key_impl
 
+        _check_place(value, is_gathered=is_gathered)
         encoder.key(key_impl(value), key_data(value))
     else:
-        encoder.array(numpy.ascontiguousarray(value).reshape(value.shape), bool(value.weak_type))
+        encode_jax_array(encoder, value, is_gathered=is_gathered)
     return True
+
+
+def encode_jax_array(encoder: TreeEncoder, value: Any, *, is_gathered: bool = False) -> None:
+    """As `encode_jax`, of an array that is known to be no tracer and no keys."""
+    _check_place(value, is_gathered=is_gathered)
+    numpy: Any = sys.modules["numpy"]
+    encoder.ndarray(numpy.asarray(value), bool(value.weak_type))
+
+
+def _check_place(value: Any, *, is_gathered: bool) -> None:
+    """Raises `PackingError` where an array is spread over several devices, and not gathered."""
+    if not (is_gathered or type(value.sharding) is loaded_jax().sharding.SingleDeviceSharding):
+        from jaxd_protocol.jax_objects.decomposition import check_one_device
+
+        check_one_device(value.sharding, "an argument", "pass jaxd.put(x)")
 
 
 def _traces() -> Iterator[Any]:

@@ -9,7 +9,13 @@ from operator import is_
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from jaxd.interop.jax_runtime import PRNGKeys, encode_jax, is_mutable_in_jax, loaded_jax
+from jaxd.interop.jax_runtime import (
+    PRNGKeys,
+    encode_jax,
+    encode_jax_array,
+    is_mutable_in_jax,
+    loaded_jax,
+)
 from jaxd.results.reader import STANDS_FOR
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import ArgumentError, PackingError
@@ -157,12 +163,25 @@ class ArgumentEncoder(TreeEncoder):
 
             self.key(value.impl, np.asarray(value.data))
         elif encode_jax(self, value, is_gathered=self.gathers):
-            if self.buffer_leaves and self.buffer_leaves[-1] == self.count - 1:
-                self.sources[self.count - 1] = value
+            self._has_source(value)
+            from jaxd.interop.jax_registry import array_class  # many processes have no such array
+
+            if type(value) is array_class():
+                self.types[type(value)] = _jax_array  # found at once from now on
         elif _is_plain_named_tuple(type(value)):
             self._named_tuple(value)
         elif not self._flattened_object(value):
             self._leaf(value)
+
+    def jax_array(self, value: Any) -> None:
+        """Appends an array of jax's own class, which holds neither tracers nor keys."""
+        encode_jax_array(self, value, is_gathered=self.gathers)
+        self._has_source(value)
+
+    def _has_source(self, value: Any) -> None:
+        """An array of jax was appended, whose data may be in the last buffer."""
+        if self.buffer_leaves and self.buffer_leaves[-1] == self.count - 1:
+            self.sources[self.count - 1] = value
 
     def _own_array(self, value: ArrayLike) -> None:
         from jaxd.interop.remote_array import RemoteArray  # many processes have none
@@ -318,6 +337,10 @@ class ArgumentEncoder(TreeEncoder):
         self._known_objects.update(data.classes)
         self._known_objects.update(data.objects)
         self._known_objects.update(data.installed)
+
+
+def _jax_array(encoder: ArgumentEncoder, value: Any) -> None:
+    encoder.jax_array(value)
 
 
 class _ResultTree:

@@ -85,6 +85,10 @@ class _SpecEncoder(ArgumentEncoder):
         else:
             self.key(keys.impl, keys)
 
+    def jax_array(self, value: Any) -> None:
+        """Appends what stands for an array of jax, which may not be computed yet."""
+        self.other(value)
+
     def _check_sharding(self, spec: Any) -> None:
         jax = loaded_jax()
         sharding = getattr(spec, "sharding", None)

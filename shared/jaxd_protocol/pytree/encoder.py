@@ -103,7 +103,7 @@ class TreeEncoder:
         self.buffers += data
         self.buffer_leaves += [-1] * len(data)
 
-    def ndarray(self, array: Any) -> None:
+    def ndarray(self, array: Any, weak: bool = False) -> None:
         """Appends a numpy array, of whatever order."""
         if not array.dtype.isnative:
             array = array.astype(array.dtype.newbyteorder("="))
@@ -111,7 +111,7 @@ class TreeEncoder:
             import numpy
 
             array = numpy.ascontiguousarray(array)
-        self.array(array)
+        self.array(array, weak)
 
     def array(self, array: Any, weak: bool = False) -> None:
         """Appends a numpy array; it must be C-contiguous and in native byte order."""
