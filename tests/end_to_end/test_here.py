@@ -19,6 +19,7 @@ import pytest
 
 import jaxd
 from jaxd import Client, connect
+from jaxd.dispatch.caller import Caller
 from jaxd.errors import PlaceRefused
 from jaxd.interop.remote_array import RemoteArray
 from jaxd.request import array_specs
@@ -830,4 +831,32 @@ def test_it_may_be_in_the_environment(live: LiveServer, monkeypatch: pytest.Monk
     monkeypatch.setenv("JAXD_SERVER", live.unix)
     function = jaxd.persistent_call(lambda x: x * 20)
     settled(function, X)
+    assert function.why(X).place == "here: its program is loaded in this process"
+
+
+def test_threads_that_call_one_function_all_come_here(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call that is on its way while another thread has the program come says nothing about it."""
+    function = client.persistent_call(lambda x: x * 23)
+    monkeypatch.setattr(here, "LOAD_S", 1e9)
+    function(X)
+    sent, taken = threading.Event(), threading.Event()
+    send = Caller.call
+
+    def late(caller: Any, call: Any) -> Any:
+        sent.set()
+        assert taken.wait(30)
+        return send(caller, call)
+
+    monkeypatch.setattr(Caller, "call", late)
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(function, X)
+        assert sent.wait(30)
+        monkeypatch.setattr(Caller, "call", send)
+        monkeypatch.setattr(here, "LOAD_S", 0.0)
+        settled(function, X)
+        taken.set()
+        same(slow.result(30), jnp.asarray(X * 23))
+    assert served(client, lambda: function(X)) == 0
     assert function.why(X).place == "here: its program is loaded in this process"

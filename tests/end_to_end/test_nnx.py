@@ -151,6 +151,18 @@ def test_results_in_numpy_leave_arrays_of_jax_in_the_variables(client: Client) -
     assert isinstance(variable.get_raw_value(), jax.Array)
 
 
+def test_results_in_numpy_leave_keys_of_jax_in_the_variables(client: Client) -> None:
+    """Typed ones, with which jax draws on."""
+
+    def split(variable: Any) -> None:
+        variable[...] = jax.random.split(variable[...])[0]
+
+    variable = nnx.Variable(jax.random.key(5))
+    client.persistent_call(split, results="numpy")(variable)
+    expected = jax.random.split(jax.random.key(5))[0]
+    assert jax.random.key_data(variable[...]).tolist() == jax.random.key_data(expected).tolist()
+
+
 def test_a_submitted_call_may_use_objects_and_not_change_them(client: Client) -> None:
     """Nobody could tell when they would change; the error says so."""
     variable = nnx.Variable(jnp.ones(2))

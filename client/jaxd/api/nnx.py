@@ -130,14 +130,14 @@ def _take_cached() -> frozenset[int]:
 def _as_jax_value(value: Any) -> Any:
     """A result as an object holds it, whatever the form of results."""
     if type(value) is PRNGKeys:
-        return to_jax_keys(value.impl, value.data)
+        return to_jax_keys(value.data, value.impl)
     return loaded_jax().tree.map(_as_jax_array, value, is_leaf=lambda each: type(each) is PRNGKeys)
 
 
 def _as_jax_array(value: Any) -> Any:
     jax = loaded_jax()
     if type(value) is PRNGKeys:
-        return to_jax_keys(value.impl, value.data)
+        return to_jax_keys(value.data, value.impl)
     return value if isinstance(value, jax.Array) else jax.numpy.asarray(value)
 
 

@@ -8,6 +8,7 @@ where it stopped (see `jaxd_protocol.wire.frames`).
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 import weakref
@@ -67,9 +68,18 @@ class PendingReply:
     def result(self) -> tuple[Value, Frame]:
         """The reply; raises what took its place."""
         if self.error is not None:
-            raise self.error
+            raise _of_one_waiter(self.error)
         assert self.frame is not None
         return self.value, self.frame
+
+
+def _of_one_waiter(error: Exception) -> Exception:
+    """The same error for one of all who wait: the frames in which it is raised stay in it."""
+    if not isinstance(error, ConnectionLost):
+        return error
+    own = copy.copy(error)
+    own.__cause__ = error.__cause__
+    return own
 
 
 CONNECTION_LOST_TEXT = "the connection to the server ended while a call was open."

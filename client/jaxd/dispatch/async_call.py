@@ -89,7 +89,7 @@ class AsyncCall:
         attempt = self._attempt = (connection, call.number)
         self._acquire_slot()
         if self.future.done():  # while this thread waited; then its data is gone
-            call.release_lost_result()
+            self._release_unless_delivered()
             return True
         try:
             transfer = call.load(copied=not self._is_repeatable)
@@ -180,7 +180,7 @@ class AsyncCall:
         """Repeats the call, unless its future is done."""
         self._call.reply_was_lost()
         if self.future.done():
-            return self._call.release_lost_result()
+            return self._release_unless_delivered()
         self._call.check_repeatable(error)
         if not self._is_repeatable:
             raise ConnectionLost(
@@ -212,6 +212,12 @@ class AsyncCall:
         from jaxd.results.exceptions import hide_own_frames  # most calls raise nothing
 
         hide_own_frames(error)
-        self._call.release_lost_result()
         with suppress(InvalidStateError):
             self.future.set_exception(error)
+        self._release_unless_delivered()
+
+    def _release_unless_delivered(self) -> None:
+        """The future is done: a result that was lost on its way goes, unless another one came."""
+        future = self.future
+        if future.cancelled() or future.exception() is not None:
+            self._call.release_lost_result()

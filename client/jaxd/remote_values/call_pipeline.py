@@ -344,7 +344,7 @@ class CallPipeline:
     def _fail_sent(self, flight: PipelinedCall, error: BaseException) -> None:
         """Fails a call that may run or have run: nobody takes what it leaves on the server."""
         flight.fail_unknown(error)
-        if flight.is_sent:
+        if flight.is_sent and flight.error is error:  # else its reply has come meanwhile
             self._release_queue.add(value_ids_of(flight.number))
 
     def final_error(self, flight: PipelinedCall, error: BaseException) -> BaseException:

@@ -163,7 +163,7 @@ class ArgumentEncoder(TreeEncoder):
 
             self.key(value.impl, np.asarray(value.data))
         elif encode_jax(self, value, is_gathered=self.gathers):
-            self._has_source(value)
+            self._note_source(value)
             from jaxd.interop.jax_registry import array_class  # many processes have no such array
 
             if type(value) is array_class():
@@ -176,9 +176,9 @@ class ArgumentEncoder(TreeEncoder):
     def jax_array(self, value: Any) -> None:
         """Appends an array of jax's own class, which holds neither tracers nor keys."""
         encode_jax_array(self, value, is_gathered=self.gathers)
-        self._has_source(value)
+        self._note_source(value)
 
-    def _has_source(self, value: Any) -> None:
+    def _note_source(self, value: Any) -> None:
         """An array of jax was appended, whose data may be in the last buffer."""
         if self.buffer_leaves and self.buffer_leaves[-1] == self.count - 1:
             self.sources[self.count - 1] = value

@@ -259,33 +259,34 @@ def _read(
     kind = _library_for(results)
     if kind == "numpy":
         return _read_numpy(placement, blob, buffers)
+    if kind == "jax":
+        return _read_jax(placement, blob, buffers)
     leaves, places = placement.leaves, placement.places
     found: list[Any] = [None] * len(leaves)
-    if kind == "jax":
-        arrays = [number for number in placement.here if leaves[number].tag == "A"]
-        others = [number for number in placement.here if leaves[number].tag != "A"]
-        for number, array in zip(
-            arrays, _jax_arrays(placement, arrays, blob, buffers), strict=True
-        ):
-            found[number] = array
-    else:
-        others = list(placement.here)
-    for number in others:
+    for number in placement.here:
         found[number] = _read_leaf(leaves[number], leaf_data(places[number], blob, buffers), kind)
     return found
 
 
-def _jax_arrays(
-    placement: BlobLayout, numbers: Sequence[int], blob: bytes, buffers: Sequence[memoryview]
-) -> list[Any]:
-    """The leaves with these numbers, in one go."""
-    described = [(placement.leaves[number], placement.places[number]) for number in numbers]
+def _read_jax(placement: BlobLayout, blob: bytes, buffers: Sequence[memoryview]) -> list[Any]:
+    """As jax's arrays; in one go, as there may be hundreds."""
+    leaves, places = placement.leaves, placement.places
+    found: list[Any] = [None] * len(leaves)
+    numbers = [number for number in placement.here if leaves[number].tag == "A"]
+    data = [(leaves[number], places[number]) for number in numbers]
     try:
-        return to_jax_arrays(
-            [(numpy_leaf(leaf, place, blob, buffers), leaf.weak) for leaf, place in described]
+        arrays = to_jax_arrays(
+            [(numpy_leaf(leaf, place, blob, buffers), leaf.weak) for leaf, place in data]
         )
     except ValueError as error:  # a shape that numpy does not have
         raise _unreadable_array(error) from error
+    for number, array in zip(numbers, arrays, strict=True):
+        found[number] = array
+    for number in placement.here:
+        if leaves[number].tag != "A":
+            part = leaf_data(places[number], blob, buffers)
+            found[number] = _read_leaf(leaves[number], part, "jax")
+    return found
 
 
 def _read_numpy(placement: BlobLayout, blob: bytes, buffers: Sequence[memoryview]) -> list[Any]:

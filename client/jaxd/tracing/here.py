@@ -457,13 +457,17 @@ class HereCaller(Caller):
         local = self._local_calls(call.spec)
         if local is None:
             return super().call(call)
-        began, skeleton = time.perf_counter(), call.skeleton
+        skeleton = call.skeleton
+        # before it is sent: meanwhile other threads may have a program come
+        is_unfit = isinstance(local.found.get(skeleton), Taken)
+        is_obscure = local.is_due and local.may_ask(skeleton) and skeleton not in local.asked
+        began = time.perf_counter()
         result = super().call(call)
-        if isinstance(local.found.get(skeleton), Taken):
-            local.unfit[skeleton] = None  # else it would have run here
-        if local.is_due and local.may_ask(skeleton) and skeleton not in local.asked:
-            local.found[skeleton] = "its arguments cannot be described without their data"
         local.has_waited(skeleton, time.perf_counter() - began)
+        if is_unfit:
+            local.unfit[skeleton] = None  # else it would have run here
+        elif is_obscure and skeleton not in local.asked:
+            local.found[skeleton] = "its arguments cannot be described without their data"
         return result
 
     def takes_programs(self) -> bool:

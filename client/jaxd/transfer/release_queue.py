@@ -15,7 +15,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Protocol
 
-from jaxd_protocol.messages.data_locations import pack_spans, unpack_spans
+from jaxd_protocol.messages.data_locations import call_number_of, pack_spans, unpack_spans
 
 _MAX_SENT: Final = 4096
 _PAUSE_S: Final = 0.02
@@ -34,6 +34,10 @@ class Releasable(Protocol):
 
     def take_gone(self) -> tuple[list[range], bool]:
         """The ids of those that went since the last time, and whether there are others."""
+
+
+def _are_of_one_call(ids: range, others: range) -> bool:
+    return call_number_of(ids.start) == call_number_of(others.start)
 
 
 class ReleaseQueue:
@@ -170,7 +174,7 @@ class ReleaseQueue:
         with suppress(IndexError):
             while True:
                 ids = self.pending.popleft()
-                if found and found[-1].stop == ids.start:
+                if found and found[-1].stop == ids.start and _are_of_one_call(found[-1], ids):
                     found[-1] = range(found[-1].start, ids.stop)
                 else:
                     found.append(ids)

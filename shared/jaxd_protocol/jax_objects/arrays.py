@@ -143,8 +143,9 @@ class _Put:
 
     def _first(self, patterns: dict[Any, _Pattern], array: Any, *, weak: bool) -> Any:
         made = _put_publicly(array, weak=weak)
-        is_usual = made.dtype == array.dtype and self._patterns() is patterns
-        if is_usual and len(patterns) < _MOST_PATTERNS:  # else jax has just made its backends
+        # not where jax has just made its backends, nor where it takes one dtype for another
+        is_usual = self._patterns() is patterns and made.dtype == array.dtype
+        if is_usual and len(patterns) < _MOST_PATTERNS:
             kind = array.dtype, array.shape, weak
             patterns[kind] = _Pattern(made.aval, made.sharding, list(made.devices()))
         return made

@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from jaxd.connection.shared_reader import BackgroundReader, PendingReply, SharedReader
+from jaxd_protocol.errors import ConnectionLost
 from jaxd_protocol.wire import BulkStream
 from tests.client.played_server import ConnectedPair
 from tests.end_to_end.gates import in_thread, wait_until
@@ -33,6 +35,29 @@ def test_many_may_wait_for_one_reply(ends: ConnectedPair) -> None:
     for each in waiting:
         each.result(10)
     assert pending.result()[0] == 2
+
+
+def test_a_connection_that_was_lost_keeps_nothing_of_those_who_waited(ends: ConnectedPair) -> None:
+    """Each raises an error of its own: in that of the connection their frames would stay."""
+    client, server, _ = ends
+
+    class Argument:
+        """Something in a frame."""
+
+    def wait() -> weakref.ref[Argument]:
+        argument = Argument()
+        with pytest.raises(ConnectionLost) as caught:
+            client.request("call", ())
+        assert isinstance(caught.value.__cause__, EOFError)
+        return weakref.ref(argument)
+
+    waiting = [in_thread(wait) for _ in range(2)]
+    for _ in waiting:
+        server.take()
+    server.close()
+    found = [each.result(10) for each in waiting]
+    gc.collect()
+    assert [each() for each in found] == [None, None]
 
 
 def test_replies_are_taken_while_a_thread_is_stuck_in_sending(

@@ -7,6 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from jaxd.transfer.release_queue import ReleaseQueue
+from jaxd_protocol.messages.data_locations import unpack_spans, value_ids_of
 from tests.end_to_end.gates import wait_until
 from tests.spans import ids_in, packed_ids
 
@@ -34,6 +35,15 @@ def test_a_call_takes_along_what_is_gone() -> None:
     drops.add(range(1, 2))
     assert ids_in(drops.take_all()) == (3, 1)
     assert drops.take_all() == b""
+
+
+def test_the_values_of_two_calls_are_told_apart() -> None:
+    """Though all ids of one end where those of the next begin."""
+    drops = ReleaseQueue(SentReleases())
+    calls = [value_ids_of(number) for number in (4, 5)]
+    for ids in calls:
+        drops.add(ids)
+    assert unpack_spans(drops.take_all()) == calls
 
 
 def test_what_no_call_takes_along_is_told_in_few_messages() -> None:
