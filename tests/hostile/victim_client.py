@@ -303,7 +303,7 @@ def _inside(result: Any) -> Iterator[Any]:
 
 
 # Modules that are imported only where jax is.
-_BESIDE_JAX = ("exporting", "jax_primitive", "jax_stages")
+_BESIDE_JAX = ("exporting", "jax_objects.arrays", "jax_primitive", "jax_stages")
 
 
 def prepare(*, libraries: bool) -> None:
