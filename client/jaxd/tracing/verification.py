@@ -230,14 +230,14 @@ def _difference(caller: Caller, call: VerifiedRequest) -> str | None:
     except Exception as error:
         text = f"{type(error).__name__}: {error}".splitlines()[0]
         raise Incomparable(f"tracing it here raised {text[:_MAX_REASON]}") from error
-    if not guards.hold():
-        raise Incomparable("what it reads has changed in this process meanwhile")
     try:
         there = ask_stage(caller, row.request, "program")
         again, text = str(there["id"]), str(there["text"])
     except Exception as error:
         raise Incomparable(f"the server cannot lower it again ({type(error).__name__})") from error
     found, is_steady = first_difference(text, here), again == row.program.hex()
+    if found is not None and not guards.hold():
+        raise Incomparable("what it reads has changed in this process meanwhile")
     if found is not None:
         return _described(found, is_steady=is_steady)
     if not is_steady:
