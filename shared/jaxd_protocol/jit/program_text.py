@@ -28,6 +28,7 @@ _EFFECT: Final = "has_side_effect = true"
 _MAIN: Final = '"main"'
 _OPERANDS: Final = re.compile(r'("[\w.]+")\(([^)]*)\)(.*)', re.DOTALL)
 _ARGUMENTS: Final = re.compile(r"(\^[\w.$-]+)\((.*)\)(:.*)", re.DOTALL)
+_QUOTED: Final = re.compile(r'"(?:[^"\\]|\\.)*"')
 _WHILE: Final = '"stablehlo.while"('
 _CALL: Final = '"func.call"('
 _PRIVATE: Final = 'sym_visibility = "private"'
@@ -44,6 +45,7 @@ class _Operation:
         blocks: those of its regions, one after the other.
         tail: what stands behind its regions.
         is_in_order: of a call, whether what it gives and gets is in the order of the function.
+        has_effect: whether it, something in it, or a function that it calls has one.
     """
 
     head: str
@@ -52,6 +54,7 @@ class _Operation:
     blocks: list[_Block] = field(default_factory=list)
     tail: str = ""
     is_in_order: bool = False
+    has_effect: bool = False
 
     def walk(self) -> Iterator[_Operation]:
         """It, and those inside of its regions."""
@@ -84,7 +87,9 @@ def canonical_lines(module: str) -> list[str]:
     for part in parts:
         _with_own_names(part, {}, itertools.count())
         _with_constants_once(part, {})
-    return _Functions({_own_name(part): part for part in parts}).numbered()
+    named = {_own_name(part): part for part in parts}
+    _note_effects(named)
+    return _Functions(named).numbered()
 
 
 def _own_name(part: _Operation) -> str:
@@ -142,6 +147,24 @@ def _with_own_names(operation: _Operation, names: dict[str, str], numbers: Itera
         block.header = _renamed(block.header, inside)
         for each in block.operations:
             _with_own_names(each, inside, numbers)
+
+
+def _note_effects(parts: dict[str, _Operation]) -> None:
+    """Notes which operations have an effect, however deep inside of them and what they call."""
+    effectful: set[str] = set()
+    count = -1
+    while len(effectful) != count:
+        count = len(effectful)
+        for name, part in parts.items():
+            if any(_has_own_effect(each, effectful) for each in part.walk()):
+                effectful.add(name)
+    for each in itertools.chain.from_iterable(part.walk() for part in parts.values()):
+        each.has_effect = any(_has_own_effect(inner, effectful) for inner in each.walk())
+
+
+def _has_own_effect(operation: _Operation, effectful: set[str]) -> bool:
+    called = _SYMBOL.findall(operation.head) if operation.head.startswith(_CALL) else ()
+    return _EFFECT in operation.head or not effectful.isdisjoint(map(_quoted, called))
 
 
 # constants ---------------------------------------------------------------------------------------
@@ -325,15 +348,15 @@ def _reorder_header(block: _Block, order: list[int]) -> None:
 
 def _reordered_function(head: str, order: _Order) -> str:
     """The line of a function with its types and attributes in another order."""
-    start, found, rest = head.partition("function_type = ")
+    start, rest = _after(head, "function_type = ")
     end = _end_of(rest)
     signature = _reordered_types(f" : {rest[:end]}", *order).removeprefix(" : ")
-    head = f"{start}{found}{signature}{rest[end:]}"
+    head = f"{start}{signature}{rest[end:]}"
     for name, places in zip(("arg_attrs = [", "res_attrs = ["), order, strict=True):
-        start, found, rest = head.partition(name)
-        if found and places is not None:
+        start, rest = _after(head, name)
+        if rest and places is not None:
             end = _end_of(rest)
-            head = f"{start}{found}{_listed(rest[:end], places)}{rest[end:]}"
+            head = f"{start}{_listed(rest[:end], places)}{rest[end:]}"
     return head
 
 
@@ -347,7 +370,8 @@ def _reordered_operands(head: str, order: list[int]) -> str:
 
 def _reordered_types(text: str, operands: list[int] | None, results: list[int] | None) -> str:
     """The end of an operation, `: (types) -> types`, with these in another order."""
-    start, found, types = text.rpartition(" : (")
+    begin = _masked(text).rindex(" : (") + len(" : (")
+    types = text[begin:]
     end = _end_of(types)
     taken, made = types[:end], types[end:]
     if results is not None:
@@ -355,7 +379,7 @@ def _reordered_types(text: str, operands: list[int] | None, results: list[int] |
         end = _end_of(after)
         made = f"{arrow}{inside}{_listed(after[:end], results)}{after[end:]}"
     taken = taken if operands is None else _listed(taken, operands)
-    return f"{start}{found}{taken}{made}"
+    return f"{text[:begin]}{taken}{made}"
 
 
 def _rename_results(operations: list[_Operation], name: str, order: list[int]) -> None:
@@ -373,15 +397,32 @@ def _sorted_places(keys: list[tuple[Any, ...]]) -> list[int] | None:
 
 
 def _listed(text: str, order: list[int]) -> str:
-    """A list with commas, in another order."""
+    """A list with commas, in another order.
+
+    Raises:
+        ValueError: when it has another length.
+    """
     items = _split(text)
+    if len(items) != len(order):
+        raise ValueError("a program has a form that is not known")
     return ", ".join([items[place] for place in order])
+
+
+def _after(text: str, name: str) -> tuple[str, str]:
+    """What stands before the end of a name, and behind; nothing behind where it is not there."""
+    place = _masked(text).find(name)
+    return (text, "") if place < 0 else (text[: place + len(name)], text[place + len(name) :])
+
+
+def _masked(text: str) -> str:
+    """The text with all in quotes, and arrows, replaced by as many other letters."""
+    return _QUOTED.sub(lambda found: "~" * len(found[0]), text).replace("->", "~~")
 
 
 def _end_of(text: str) -> int:
     """Where the bracket ends that a text is in."""
     depth = 0
-    for place, letter in enumerate(text.replace("->", "  ")):
+    for place, letter in enumerate(_masked(text)):
         if letter in ")]}>" and not depth:
             return place
         depth += (letter in "([{<") - (letter in ")]}>")
@@ -390,14 +431,13 @@ def _end_of(text: str) -> int:
 
 def _split(text: str) -> list[str]:
     """What stands between the commas of a text that are in no bracket."""
-    found, depth = [""], 0
-    for letter in text.replace("->", "\0"):
+    cuts, depth = [-1], 0
+    for place, letter in enumerate(_masked(text)):
         depth += (letter in "([{<") - (letter in ")]}>")
         if letter == "," and not depth:
-            found.append("")
-        else:
-            found[-1] += letter
-    parts = [part.strip().replace("\0", "->") for part in found]
+            cuts.append(place)
+    cuts.append(len(text))
+    parts = [text[a + 1 : b].strip() for a, b in itertools.pairwise(cuts)]
     return parts if parts != [""] else []
 
 
@@ -489,7 +529,7 @@ def _used_once(block: _Block) -> frozenset[str]:
 
 def _is_root(operation: _Operation) -> bool:
     """Whether it counts although no value of its is used: it ends its block, or has an effect."""
-    return not operation.defines or _EFFECT in operation.head
+    return not operation.defines or operation.has_effect
 
 
 # writing -----------------------------------------------------------------------------------------

@@ -94,6 +94,44 @@ def test_which_results_of_a_loop_are_added_counts() -> None:
     assert len({text_of(adding(*each), X) for each in ((0, 1), (0, 2), (1, 2))}) == 3
 
 
+def _loop(k: float) -> Callable[..., Any]:
+    def step(i: Any, carry: Any) -> Any:
+        jax.debug.callback(print, i + k)
+        return carry
+
+    return lambda x: (lax.fori_loop(0, 3, step, None), x * 2)[1]
+
+
+def _branch(k: float) -> Callable[..., Any]:
+    return lambda x: lax.cond(x > 0, _loop(k), lambda x: x, x)
+
+
+def _called(k: float) -> Callable[..., Any]:
+    inner = jax.jit(_loop(k))
+    return lambda x: (inner(x), x + 1)[1]
+
+
+@pytest.mark.parametrize("make", [_loop, _branch, _called])
+def test_effects_count_where_no_result_is_used(make: Callable[[float], Callable[..., Any]]) -> None:
+    """However deep inside of loops, branches and functions they are."""
+    assert text_of(make(2.0), X) == text_of(make(2.0), X)
+    assert text_of(make(2.0), X) != text_of(make(3.0), X)
+
+
+def test_names_of_functions_may_be_anything() -> None:
+    """jax writes them as they are."""
+
+    def two(a: Any, b: Any) -> Any:
+        return jnp.sin(a) - b * 3, b / a
+
+    texts = []
+    for name in ("two", "f : (a, b", "q) -> (z", 'a"#1 @main'):
+        two.__name__ = name
+        inner = jax.jit(two)
+        texts.append(text_of(lambda a, b, inner=inner: inner(a, b)[0] - inner(b, a)[1] * 2, X, X))
+    assert len(set(texts)) == 1
+
+
 @pytest.mark.parametrize("order", ["abnm", "mnba", "nbam", "bman"])
 def test_the_text_is_still_the_same_program(order: str) -> None:
     """Read back and run, it gives what the program gives."""
