@@ -611,6 +611,8 @@ def test_arrays_that_were_put_elsewhere(live: LiveServer) -> None:
     """An array on another device of this process is not taken for one of the first."""
     program = f"""
 import jax, jaxd, numpy as np
+from jaxd.tracing import here
+here.LOAD_S = 0
 with jaxd.connect({live.unix!r}, place="here") as client:
     f = client.persistent_call(lambda x: x * 3)
     for device in jax.devices()[:2] * 3:
@@ -683,11 +685,13 @@ def test_over_a_network_nothing_is_taken(live: LiveServer, kind: str) -> None:
 
 AUTO = """
 import sys, jaxd, numpy as np
+from jaxd.tracing import here
+here.LOAD_S = 0
 f = jaxd.persistent_call(lambda x: x * 13, place="auto")
-for _ in range(100): f(np.ones(3, "f4"))
+for _ in range(3): f(np.ones(3, "f4"))
 print("jax" in sys.modules, f.why(np.ones(3, "f4")).place)
 import jax
-for _ in range(100): f(np.ones(3, "f4"))
+for _ in range(3): f(np.ones(3, "f4"))
 print(f.why(np.ones(3, "f4")).place)
 """
 
@@ -789,9 +793,11 @@ def test_a_forked_child_uses_the_server(live: LiveServer) -> None:
     """XLA's threads are not in it: what was loaded before would never return."""
     program = """
 import os, warnings, jax, jaxd
+from jaxd.tracing import here
+here.LOAD_S = 0
 warnings.simplefilter("ignore")
 f = jaxd.persistent_call(lambda x: x * 17, results="jax")
-for _ in range(100): f(2.0)
+for _ in range(3): f(2.0)
 if not (child := os.fork()):
     before = jaxd.statistics().calls
     [f(2.0) for _ in range(2)]
@@ -815,9 +821,10 @@ def test_a_program_comes_from_disk_without_being_written_again(
     program = f"""
 import jax, jaxd, numpy as np
 from jaxd.tracing import here
+here.LOAD_S = 0
 with jaxd.connect({live.unix!r}, place="here") as client:
     f = client.persistent_call(lambda x: jax.numpy.tanh(x) * 19)
-    for _ in range(100): f(np.arange(6, dtype="f4").reshape(2, 3))
+    for _ in range(3): f(np.arange(6, dtype="f4").reshape(2, 3))
     print(f.why(np.arange(6, dtype="f4").reshape(2, 3)).place)
 """
     for _ in range(2):
