@@ -1,4 +1,4 @@
-"""Trees of host leaves in and out: `trees jit` or `trees ADDRESS`, then for each leaf one more.
+"""Trees of leaves on the host, to the device and back: `trees jit`, or `trees ADDRESS`.
 
 By `jax.jit` with the results on the host, or by a client of jaxd without jax.
 """

@@ -12,18 +12,10 @@ from benchmarks.harness import Comparison, Row, Sampler, Target, Variant
 _DRIVER: Final = "benchmarks.drivers.trees"
 
 
-def _local(name: str) -> Callable[[BenchmarkRun], Sampler]:
+def _timed(what: str, *, by_jaxd: bool) -> Callable[[BenchmarkRun], Sampler]:
     def start(run: BenchmarkRun) -> Sampler:
-        driver = run.driver(_DRIVER, "jit")
-        return lambda: driver.seconds(name, run.sizes.slow_calls)
-
-    return start
-
-
-def _jaxd(name: str) -> Callable[[BenchmarkRun], Sampler]:
-    def start(run: BenchmarkRun) -> Sampler:
-        driver = run.driver(_DRIVER, run.own_server().unix)
-        return lambda: driver.seconds(name, run.sizes.slow_calls)
+        driver = run.driver(_DRIVER, run.own_server().unix if by_jaxd else "jit")
+        return lambda: driver.seconds(what, run.sizes.slow_calls)
 
     return start
 
@@ -33,8 +25,8 @@ def _row(name: str, what: str) -> Row:
         name=name,
         title=f"A dict of {what} on the host, to the device and back",
         variants=(
-            Variant("jax.jit", _local(what), needs=("jax",)),
-            Variant("jaxd", _jaxd(what), needs=("jaxd", "jax")),
+            Variant("jax.jit", _timed(what, by_jaxd=False), needs=("jax",)),
+            Variant("jaxd", _timed(what, by_jaxd=True), needs=("jaxd", "jax")),
         ),
         comparisons=(
             Comparison(

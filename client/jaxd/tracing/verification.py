@@ -236,9 +236,9 @@ def _difference(caller: Caller, call: VerifiedRequest) -> str | None:
     except Exception as error:
         raise Incomparable(f"the server cannot lower it again ({type(error).__name__})") from error
     found, is_steady = first_difference(text, here), again == row.program.hex()
-    if found is not None and not guards.hold():
-        raise Incomparable("what it reads has changed in this process meanwhile")
     if found is not None:
+        if not guards.hold():
+            raise Incomparable("what it reads has changed in this process meanwhile")
         return _described(found, is_steady=is_steady)
     if not is_steady:
         _drop(caller, call.spec)

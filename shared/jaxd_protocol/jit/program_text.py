@@ -3,9 +3,9 @@
 Functions that differ in their names, that are there twice, or whose operations stand in another
 order, as where Python goes through a set, give the same text. So do sums and products of several
 that are taken in another order, loops that carry their values in another order, and functions that
-take them so, and constants that are there more than once: jax writes one array
-once, and two equal arrays twice. What no result depends on is left out. Read is the generic form of
-MLIR, in which each operation begins a line.
+take or return them so, and constants that are there more than once: jax writes one array once, and
+two equal arrays twice. What neither a result nor an effect depends on is left out. Read is the
+generic form of MLIR, in which each operation begins a line.
 """
 
 from __future__ import annotations
@@ -149,6 +149,10 @@ def _with_own_names(operation: _Operation, names: dict[str, str], numbers: Itera
             _with_own_names(each, inside, numbers)
 
 
+def _all_within(operations: Iterable[_Operation]) -> Iterator[_Operation]:
+    return itertools.chain.from_iterable(each.walk() for each in operations)
+
+
 def _note_effects(parts: dict[str, _Operation]) -> None:
     """Notes which operations have an effect, however deep inside of them and what they call."""
     effectful: set[str] = set()
@@ -158,7 +162,7 @@ def _note_effects(parts: dict[str, _Operation]) -> None:
         for name, part in parts.items():
             if any(_has_own_effect(each, effectful) for each in part.walk()):
                 effectful.add(name)
-    for each in itertools.chain.from_iterable(part.walk() for part in parts.values()):
+    for each in _all_within(parts.values()):
         each.has_effect = any(_has_own_effect(inner, effectful) for inner in each.walk())
 
 
@@ -386,7 +390,7 @@ def _rename_results(operations: list[_Operation], name: str, order: list[int]) -
     """Names the results of a loop or a call by their new places, in what follows it."""
     places = {old: new for new, old in enumerate(order)}
     one = re.compile(re.escape(name) + r"#(\d+)(?![\w.$-])")
-    for each in itertools.chain.from_iterable(operation.walk() for operation in operations):
+    for each in _all_within(operations):
         each.head = one.sub(lambda found: f"{name}#{places[int(found[1])]}", each.head)
 
 
@@ -615,8 +619,8 @@ class _Functions:
             may_take = name in self._only_called and _PRIVATE in part.head
             put = _InOrder(self._nameless, self._order_of).put
             self._orders[name] = put(part, may_take=may_take)
-            _with_chains(self._parts[name], _Known(self._nameless), 0)
-            self._lines[name] = list(_written(self._parts[name], {}))
+            _with_chains(part, _Known(self._nameless), 0)
+            self._lines[name] = list(_written(part, {}))
             lines = map(self._nameless, self._lines[name])
             self._contents[name] = hashlib.blake2b("\n".join(lines).encode()).hexdigest()
         return self._contents[name]
@@ -651,7 +655,7 @@ def _quoted(name: str) -> str:
 
 def _only_called(parts: dict[str, _Operation]) -> frozenset[str]:
     """The parts that others name only to call them."""
-    heads = (each.head for part in parts.values() for each in part.walk())
+    heads = (each.head for each in _all_within(parts.values()))
     others = [head for head in heads if not head.startswith(_CALL)]
     named = map(_quoted, itertools.chain.from_iterable(map(_SYMBOL.findall, others)))
     return frozenset(parts.keys() - set(named))
@@ -659,4 +663,4 @@ def _only_called(parts: dict[str, _Operation]) -> frozenset[str]:
 
 def _short(blob: re.Match[str]) -> str:
     """The bytes of a large constant, by their digest."""
-    return f"<{hashlib.blake2b(blob[0].encode(), digest_size=16).hexdigest()}>"
+    return f"<{_digest(blob[0])}>"
