@@ -89,7 +89,9 @@ class _Connection(DispatchingConnection):
             self._send_queue.put(None)
             self.shut()
 
-    def send_reply(self, seq: int, value: Any, buffers: Sequence[memoryview] = ()) -> None:
+    def send_reply(
+        self, seq: int, value: Any, buffers: Sequence[memoryview] = (), *, more: bool = False
+    ) -> None:
         """Soon."""
         self._send_queue.put((encode_reply(seq, value), buffers))
 
@@ -100,6 +102,8 @@ class _Connection(DispatchingConnection):
         args: tuple[Any, ...],
         buffers: Sequence[memoryview] = (),
         descriptors: Sequence[int] = (),
+        *,
+        more: bool = False,
     ) -> None:
         """Soon."""
         self._send_queue.put((encode_request(seq, verb, args), buffers))

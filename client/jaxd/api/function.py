@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from jaxd.api.nnx import NnxCall, NnxCalls
     from jaxd.api.staging import Staging
+    from jaxd.api.submission import StartedCall
     from jaxd.api.why import Why
     from jaxd.dispatch.warm import Warmed
     from jaxd.request.function_snapshot import FunctionSpec
@@ -327,6 +328,16 @@ class PersistentFunction(
 
         Waits while as many calls are in flight as the server takes from one client.
         """
+        return self._start(args, kwargs)  # type: ignore[return-value]
+
+    @frames_hidden
+    def _send(self, *args: Any) -> StartedCall:
+        """Starts a call, whose result this thread takes later."""
+        return self._start(args, {}, ahead=True)
+
+    def _start(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, ahead: bool = False
+    ) -> StartedCall:
         check_class_known(self, args)
         if "flax.nnx" in sys.modules:
             # it ends at a time of its own, so one that changes something is an error
@@ -341,7 +352,8 @@ class PersistentFunction(
             return completed_future(lambda: self._call_inline(*args, **kwargs))
         from jaxd.api.submission import Submission  # imports concurrent.futures
 
-        return Submission(binding, self._local_run, caller, binding.config()).submit(args, kwargs)
+        submission = Submission(binding, self._local_run, caller, binding.config())
+        return submission.start(args, kwargs, ahead=ahead)
 
     async def call_async(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Awaits a call; the event loop runs on meanwhile.
@@ -366,7 +378,7 @@ class PersistentFunction(
         config = binding.config()
         run = copy_context().run  # context variables count as they are here
         submission = Submission(binding, self._local_run, caller, config, is_awaited=True)
-        submit = functools.partial(submission.submit, args, kwargs)
+        submit: Callable[[], Any] = functools.partial(submission.start, args, kwargs)
         future = await asyncio.get_running_loop().run_in_executor(None, run, submit)
         return await asyncio.wrap_future(future)
 
@@ -377,7 +389,7 @@ class PersistentFunction(
         """
         from jaxd.api.submission import results_in_order  # imports concurrent.futures
 
-        return results_in_order(self.submit, iterables)
+        return results_in_order(self._send, iterables)
 
     # questions that make no call ------------------------------------------------------------------
 

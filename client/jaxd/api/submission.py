@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from jaxd.connection.call_future import CallFuture
 from jaxd.dispatch import async_call
@@ -30,6 +30,9 @@ _MAP_WINDOW = 32
 _MAP_REFILL = _MAP_WINDOW // 2
 """When so few are left it sends several: to change threads for each costs more than the calls."""
 
+_AT_HAND: Final = frozenset({list, tuple, range})
+"""Iterables that have their next item at once."""
+
 
 class Binding(Protocol):
     """The function that is called."""
@@ -46,6 +49,16 @@ class Binding(Protocol):
         kwargs: dict[str, Any],
     ) -> CallRequest:
         """A call, ready to be sent."""
+
+
+class StartedCall(Protocol):
+    """A call that was started: a future, or what the thread that started it waits for."""
+
+    def result(self) -> Any:
+        """Waits for the result; raises the failure of the call."""
+
+    def cancel(self) -> object:
+        """Cancels it: nobody waits for the result any more."""
 
 
 class Submission(NamedTuple):
@@ -66,8 +79,10 @@ class Submission(NamedTuple):
     config: Config
     is_awaited: bool = False
 
-    def submit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
-        """The future of the result.
+    def start(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, ahead: bool = False
+    ) -> StartedCall:
+        """The call, as a future, or where it is sent `ahead` as what this thread waits for later.
 
         Raises:
             BaseException, JaxdError: when the call cannot be made, here or there.
@@ -76,6 +91,9 @@ class Submission(NamedTuple):
         try:
             call = binding.encode(caller, self.config, args, kwargs)
             recovery = self._recovery(call, args, kwargs)
+            sent = async_call.SentCall.of(caller, call) if ahead and recovery is None else None
+            if sent is not None:
+                return sent
             future = caller.submitted(call, async_call.submit(caller, call))
             return future if recovery is None else recovery.recovered(future)
         except Exception as error:
@@ -169,25 +187,38 @@ def _unchanging(leaf: Any) -> Any:
 
 
 def results_in_order(
-    submit: Callable[..., Future[Any]], iterables: tuple[Iterable[Any], ...]
+    start: Callable[..., StartedCall], iterables: tuple[Iterable[Any], ...]
 ) -> Iterator[Any]:
     """Results for each item (or each tuple of items), in order, with many calls in flight.
 
     Args:
-        submit: starts a call.
+        start: starts a call.
         iterables: each has one of its arguments.
     """
-    flying: deque[Future[Any]] = deque()
-    refilling = _MAP_WINDOW
+    flying: deque[StartedCall] = deque()
+    # other iterables may take their time for the next item, or wait for a result
+    may_block = not all(type(each) in _AT_HAND for each in iterables)
     try:
         for items in zip(*iterables, strict=False):
-            while len(flying) >= _MAP_WINDOW or refilling < len(flying):
-                refilling = _MAP_REFILL
-                yield flying.popleft().result()
-            refilling = _MAP_WINDOW
-            flying.append(submit(*items))
-        while flying:
-            yield flying.popleft().result()
+            if len(flying) == _MAP_WINDOW:
+                yield from _results(flying, left=_MAP_REFILL)
+            flying.append(start(*items))
+            if may_block:
+                _push(flying)
+        yield from _results(flying, left=0)
     finally:
-        for future in flying:
-            future.cancel()
+        for call in flying:
+            call.cancel()
+
+
+def _results(flying: deque[StartedCall], left: int) -> Iterator[Any]:
+    """The results of the first calls, until so many are left."""
+    _push(flying)
+    while len(flying) > left:
+        yield flying.popleft().result()
+
+
+def _push(flying: Sequence[StartedCall]) -> None:
+    """Has the calls go out that were sent ahead, and wait for more of them."""
+    if flying and isinstance(flying[-1], async_call.SentCall):
+        flying[-1].push()

@@ -138,6 +138,21 @@ class ClientConnection(BulkConnection):
             raise
         return pending.result()
 
+    def wait(
+        self,
+        number: int,
+        pending: PendingReply,
+        deadline: float | None,
+        late: Callable[[PendingReply], None],
+    ) -> tuple[Value, Frame]:
+        """The server's reply to a request that was launched; arguments and errors as `request`."""
+        try:
+            self.shared_reader.wait(pending, deadline)
+        except BaseException:
+            self.shared_reader.abandon(number, pending, late)
+            raise
+        return pending.result()
+
     def launch(
         self,
         verb: str,
@@ -145,11 +160,13 @@ class ClientConnection(BulkConnection):
         buffers: Sequence[memoryview],
         pending: PendingReply,
         number: int,
+        *,
+        more: bool = False,
     ) -> None:
         """Sends a request whose reply goes to `pending.then`; then `buffers` may change.
 
-        The reply is read by the thread that waits or sends next, or where `pending.needs_reader`
-        by the connection's own.
+        The reply is read by the thread that waits or sends next, or by the connection's own: at
+        once where `pending.needs_reader`, after a while where `pending.is_ahead`.
 
         Args:
             verb: what to call.
@@ -157,6 +174,7 @@ class ClientConnection(BulkConnection):
             buffers: bulk data beside them.
             pending: its `then` is called also when the connection ends before the reply came.
             number: the request's number.
+            more: whether it may go out with the next message, or at `push`.
 
         Raises:
             ConnectionLost: when it could not be sent and `then` was not called.
@@ -168,7 +186,7 @@ class ClientConnection(BulkConnection):
         try:
             if pending.needs_reader:
                 self.shared_reader.start_background_reading()
-            self._send(number, verb, args, buffers)
+            self._send(number, verb, args, buffers, more=more)
         except JaxdError as error:
             was_called = not self.shared_reader.unregister(number, pending)
             if was_called and isinstance(error, ConnectionLost):
@@ -205,6 +223,8 @@ class ClientConnection(BulkConnection):
         args: tuple[Value, ...],
         buffers: Sequence[memoryview],
         descriptors: Sequence[int] = (),
+        *,
+        more: bool = False,
     ) -> None:
         if self._closed:
             raise NotSent(CONNECTION_LOST_TEXT)
@@ -217,10 +237,17 @@ class ClientConnection(BulkConnection):
                 ):  # while this thread is stuck in sending
                     self.send_request(seq, verb, args, buffers, descriptors)
             else:
-                self.send_request(seq, verb, args, buffers, descriptors)
+                self.send_request(seq, verb, args, buffers, descriptors, more=more)
         except EOFError as error:
             self.shared_reader.fail_all(ConnectionLost(CONNECTION_LOST_TEXT), error)
             raise NotSent(CONNECTION_LOST_TEXT) from error
+
+    def push(self) -> None:
+        """Sends what was launched with `more`; what waits for it learns where that fails."""
+        try:
+            self._channel.writer.send_held()
+        except EOFError as error:
+            self.shared_reader.fail_all(ConnectionLost(CONNECTION_LOST_TEXT), error)
 
     def retire(self) -> None:
         """Ends the connection on purpose: open requests fail, and are not repeated."""

@@ -14,7 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from jaxd_protocol.base.process import start_thread
 from jaxd_protocol.errors import Busy, ConnectionLost, DeadlineExceeded, JaxdError
@@ -38,19 +38,25 @@ class PendingReply:
         then: called with it in the reading thread when it is done; an interrupt can make that
             happen twice.
         needs_reader: whether it has to be read although no thread waits.
+        is_ahead: whether a thread waits for it later: until then it is read with a delay.
         about: the call that it is for; None when it is for something else.
     """
 
-    __slots__ = ("about", "done", "error", "frame", "needs_reader", "then", "value", "waiter_locks")
+    __slots__ = (
+        *("about", "done", "error", "frame", "is_ahead", "needs_reader", "then", "value"),
+        "waiter_locks",
+    )
 
     def __init__(
         self,
         then: Callable[[PendingReply], None] | None = None,
         *,
         needs_reader: bool = False,
+        is_ahead: bool = False,
         about: Any = None,
     ) -> None:
         self.needs_reader = needs_reader
+        self.is_ahead = is_ahead
         self.about = about
         self.done = False
         self.value: Value = None
@@ -81,6 +87,9 @@ def _of_one_waiter(error: Exception) -> Exception:
     own.__cause__ = error.__cause__
     return own
 
+
+_READ_AHEAD_S: Final = 0.05
+"""A reply to a request that was sent ahead is read after so long, if its caller does not."""
 
 CONNECTION_LOST_TEXT = "the connection to the server ended while a call was open."
 
@@ -120,6 +129,7 @@ class SharedReader:
         self._is_dispatching = False
         self._first_error: Exception | None = None
         self._unawaited = 0  # requests whose reply no thread waits for
+        self._ahead = 0  # those whose reply a thread waits for later
         self._background_reader = BackgroundReader(self)
         self._adaptive_wait = AdaptiveWait(channel.stream.readiness())
         self.after_fork()
@@ -266,9 +276,19 @@ class SharedReader:
             with self._lock:
                 self._unawaited -= 1
 
-    def read_unawaited(self) -> None:
-        """The connection's own thread reads until no reply is left that no thread waits for."""
-        self._read_unless_reading(lambda: not self._unawaited)
+    def read_unawaited(self) -> float | None:
+        """The connection's own thread reads until no reply is left that no thread waits for.
+
+        Of replies to requests that were sent ahead, it reads those that have arrived.
+
+        Returns:
+            After how many seconds to look for more of these; None: when it is asked to.
+        """
+        if self._unawaited:
+            self._read_unless_reading(lambda: not self._unawaited)
+        elif self._ahead:
+            self.read_available()
+        return _READ_AHEAD_S if self._ahead else None
 
     def _read_unless_reading(self, enough: Callable[[], bool]) -> None:
         with self._lock:
@@ -283,26 +303,41 @@ class SharedReader:
 
     def abandon(
         self, seq: int, pending: PendingReply, late: Callable[[PendingReply], None]
-    ) -> None:
-        """A caller stops waiting: its reply has to be read all the same."""
+    ) -> bool:
+        """A caller stops waiting: its reply has to be read all the same.
+
+        Returns:
+            Whether the reply is still to come; then `late` is called with it.
+        """
         self._yield_reading()
         with self._lock:
             if not self._connection.alive or self.pending.get(seq) is not pending:
                 self.pending.pop(seq, None)
-                return
+                return False
             pending.then = late
             if not pending.needs_reader:
+                self._ahead -= pending.is_ahead
                 pending.needs_reader = True
                 self._unawaited += 1
         with suppress(Busy):  # as above
             self.start_background_reading()
+        return True
 
     def register(self, seq: int, pending: PendingReply) -> None:
-        """Registers a request for its reply or the connection's end."""
+        """Registers a request for its reply or the connection's end.
+
+        Raises:
+            Busy: when the system has no thread for the reply of one that is sent ahead.
+        """
         self.pending[seq] = pending
         if pending.needs_reader:
             with self._lock:
                 self._unawaited += 1
+        elif pending.is_ahead:
+            with self._lock:
+                self._ahead += 1
+                if self._ahead == 1:
+                    self._background_reader.request_read()
 
     def unregister(self, seq: int, pending: PendingReply) -> bool:
         """Removes a request; returns whether it was still open."""
@@ -310,6 +345,8 @@ class SharedReader:
             found = self.pending.pop(seq, None) is not None
             if found and pending.needs_reader:
                 self._unawaited -= 1
+            elif found and pending.is_ahead:
+                self._ahead -= 1
             return found
 
     def read_available(self) -> None:
@@ -389,13 +426,14 @@ class BackgroundReader:
         self._wake_event.set()
 
     def _run(self) -> None:
+        wait_s: float | None = None
         while True:
-            self._wake_event.wait()
+            self._wake_event.wait(wait_s)
             self._wake_event.clear()
             reader = self._reader()
             if reader is None or not reader.alive:
                 return
-            reader.read_unawaited()
+            wait_s = reader.read_unawaited()
             del reader
 
 

@@ -6,6 +6,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from jaxd.connection.settings import REPLY_GRACE_S, Settings
@@ -171,6 +172,10 @@ class Caller:
         """The future of a call that was submitted, as its owner gets it."""
         return future
 
+    def sends_ahead(self, call: CallRequest) -> bool:
+        """Whether a call may be sent by the thread that waits for its reply later."""
+        return not (call.buffers or call.values)
+
     # requests of the server (see `ServerRequestHandler`) ---------------------------------------
 
     def answer_request(self, verb: str, args: tuple[Any, ...]) -> tuple[Any, Sequence[memoryview]]:
@@ -271,6 +276,7 @@ class OpenCall:
     _output: EmittedOutput | None = None
     _replaced_workers = 0
     _retry_limits: RetryLimits | None = None
+    _sent: PendingReply | None = None
     _was_lost = False
 
     def __init__(self, session: Session, call: CallRequest) -> None:
@@ -288,9 +294,11 @@ class OpenCall:
         """
         try:
             while True:
-                self.begin_attempt()
+                sent, self._sent = self._sent, None
+                if sent is None:
+                    self.begin_attempt()
                 try:
-                    value, frame = self._request()
+                    value, frame = self._request() if sent is None else self._reply_to(sent)
                 except ConnectionLost as error:
                     self.check_repeatable(error)
                     continue
@@ -302,6 +310,68 @@ class OpenCall:
         except BaseException:
             self.release_lost_result()
             raise
+
+    def send(self, then: Callable[[PendingReply], None]) -> None:
+        """Sends the call, which has no data beside its message; `wait` waits for the reply later.
+
+        It may go out with the next message, or at `push`.
+
+        Args:
+            then: called when the reply is there, in the thread that reads it; after an interrupt
+                perhaps twice.
+
+        Raises:
+            JaxdError: when it cannot be sent.
+        """
+        from jaxd.connection.shared_reader import PendingReply  # imports rpyc
+
+        connection = self.begin_attempt()
+        pending = PendingReply(then, is_ahead=True, about=self)
+        self.is_sent = True
+        try:
+            message = self.call.message()
+            connection.launch("call", message, (), pending, self.number, more=True)
+        except ConnectionLost as error:
+            self.check_repeatable(error)  # `wait` sends it again
+        else:
+            self._sent = pending
+
+    def _reply_to(self, sent: PendingReply) -> tuple[tuple[Any, ...], Frame]:
+        """Waits for the reply to what `send` has sent."""
+        connection, deadline = self.opened.connection, self.deadline
+        until = None if deadline is None else deadline + REPLY_GRACE_S
+        try:
+            value, frame = connection.wait(self.number, sent, until, self._late_after(sent))
+            self.end_attempt(value)
+        except BaseException as error:
+            connection.cancel(self.number)
+            self.end_attempt(None, error)
+            raise
+        return value, frame
+
+    def push(self) -> None:
+        """Has what `send` has sent go out now."""
+        if self._sent is not None:
+            self.opened.connection.push()
+
+    def give_up(self) -> None:
+        """Nobody will wait: cancels what `send` has sent, and releases its result."""
+        sent, self._sent = self._sent, None
+        if sent is not None:
+            connection = self.opened.connection
+            connection.cancel(self.number)
+            late = self._late_after(sent)
+            if not connection.shared_reader.abandon(self.number, sent, late) and sent.done:
+                late(sent)
+
+    def _late_after(self, sent: PendingReply) -> Callable[[PendingReply], None]:
+        """Called with the reply that comes when nobody waits for it any more."""
+        assert sent.then is not None
+        return partial(self._on_late_after, sent.then)
+
+    def _on_late_after(self, then: Callable[[PendingReply], None], pending: PendingReply) -> None:
+        then(pending)
+        self._on_late_reply(pending)
 
     def _request(self) -> tuple[tuple[Any, ...], Frame]:
         """Sends the call once, and waits for its reply."""

@@ -124,6 +124,10 @@ class VerifyingCaller(Caller):
         add(lambda done: _settle(done, outer, verify))
         return outer
 
+    def sends_ahead(self, call: CallRequest) -> bool:
+        """As of any caller, unless its program is compared afterwards."""
+        return super().sends_ahead(call) and not isinstance(call, VerifiedRequest)
+
     def verify(self, call: VerifiedRequest) -> None:
         """Compares the program of a call, unless that was done before or is being done.
 

@@ -35,6 +35,9 @@ from jaxd_server.rpc.sessions import Session, SessionState
 from jaxd_server.rpc.worker_context import STALL_S, WorkerContext
 from jaxd_server.runtime.logs import log_event
 
+_MAX_HELD_S: Final = 0.0005
+"""A reply waits for those to calls that have come with its own at most so long, and one more."""
+
 _MAX_REPORTED: Final = 1 << 40
 _OF_FALLBACKS: Final = ("fallback_calls", "fallback_functions")
 _OF_VERIFICATION: Final = ("verified_programs", "stale_programs", "incomparable_programs")
@@ -144,6 +147,8 @@ class ServerConnection(BulkConnection):
         }
         self._ended = threading.Event()
         self._patience = AdaptiveWait(stream.readiness())
+        self._inline_thread: int | None = None  # the thread that reads, while it runs a call
+        self._sent_at = 0.0  # when replies were sent last
         self._reader_handoff = ReaderHandoff(self._read_one, self._on_end)
 
     def serve(self) -> None:
@@ -157,8 +162,21 @@ class ServerConnection(BulkConnection):
             self._worker_context.watchdog.unwatch(self._reader_handoff)
             self._worker_context.traffic.remove(self._channel)
 
+    def send_reply(
+        self, seq: int, value: Value, buffers: Sequence[memoryview] = (), *, more: bool = False
+    ) -> None:
+        """As of the base. Of calls that have come together, the replies go together."""
+        if self._inline_thread == threading.get_ident():
+            now = time.monotonic()
+            more = self._channel.reader.has_message() and now - self._sent_at < _MAX_HELD_S
+            self._sent_at = self._sent_at if more else now
+        super().send_reply(seq, value, buffers, more=more)
+
     def _read_one(self) -> None:
-        frame = self._channel.recv()
+        channel = self._channel
+        if not channel.reader.has_message():
+            channel.writer.send_held()
+        frame = channel.recv()
         message = self.read_message(frame)
         if message is None:
             return
@@ -266,7 +284,9 @@ class ServerConnection(BulkConnection):
         watchdog = self._worker_context.watchdog
         if watchdog.is_idle:
             watchdog.wake()
+        self._inline_thread = threading.get_ident()
         run()
+        self._inline_thread = None
         self._reader_handoff.end_inline(turn)
         if not self._channel.reader.has_input():
             self._patience.wait()

@@ -54,10 +54,15 @@ class BulkChannel(Channel):  # type: ignore[misc]
         self.writer = FrameWriter(stream.send_some, max_frame_bytes, stream.flush)
 
     def send(
-        self, data: bytes, buffers: Sequence[memoryview] = (), descriptors: Sequence[int] = ()
+        self,
+        data: bytes,
+        buffers: Sequence[memoryview] = (),
+        descriptors: Sequence[int] = (),
+        *,
+        more: bool = False,
     ) -> None:
         """Sends one message; see `FrameWriter.write`."""
-        self.writer.write(data, buffers, descriptors)
+        self.writer.write(data, buffers, descriptors, more=more)
 
     def recv(self) -> Frame:
         """The next message, consumed; see `FrameReader.peek` for what it raises."""
@@ -274,21 +279,26 @@ class BulkConnection(Connection):  # type: ignore[misc]
         args: tuple[Value, ...],
         buffers: Sequence[memoryview] = (),
         descriptors: Sequence[int] = (),
+        *,
+        more: bool = False,
     ) -> None:
         """Calls `verb` of the peer's root; the answer comes as a message of its own.
 
-        `descriptors` are open files for a peer that takes them; the caller closes its own.
+        `descriptors` are open files for a peer that takes them; the caller closes its own. With
+        `more`, it may go out with the next message, see `FrameWriter.write`.
 
         Raises:
             EOFError: when the connection broke.
             InternalError: when open files cannot travel over this connection.
             LimitExceeded: when the message is too large.
         """
-        self._channel.send(encode_request(seq, verb, args), buffers, descriptors)
+        self._channel.send(encode_request(seq, verb, args), buffers, descriptors, more=more)
 
-    def send_reply(self, seq: int, value: Value, buffers: Sequence[memoryview] = ()) -> None:
-        """Answers the peer's request `seq`; raises as `send_request` does."""
-        self._channel.send(encode_reply(seq, value), buffers)
+    def send_reply(
+        self, seq: int, value: Value, buffers: Sequence[memoryview] = (), *, more: bool = False
+    ) -> None:
+        """Answers the peer's request `seq`; arguments and errors as of `send_request`."""
+        self._channel.send(encode_reply(seq, value), buffers, more=more)
 
     def read_message(self, frame: Frame) -> Message | None:
         """The request or reply that a frame holds; None for a ping, which is answered here.

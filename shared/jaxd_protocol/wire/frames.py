@@ -194,6 +194,9 @@ _JOIN_LIMIT_BYTES: Final = 1 << 15
 
 _STEP_BYTES: Final = 1 << 20
 
+_MOST_HELD: Final = 16
+"""Messages that wait for the next one, at most."""
+
 SendSome = Callable[[list[memoryview], list[int], Sequence[int]], None]
 
 
@@ -214,8 +217,9 @@ class FrameWriter:
         self.bytes_sent = 0
         self._send_some = send_some
         self._flush = flush
-        self._lock = threading.Lock()  # guards the socket's sending side and `_open`
-        self._open: ByteTransfer | None = None  # the frame that is going out
+        self._lock = threading.Lock()  # guards the socket's sending side, `_open` and `_held`
+        self._open: ByteTransfer | None = None  # what is going out
+        self._held: list[memoryview] = []  # frames that go out with the next one
 
     @property
     def transfer(self) -> ByteTransfer | None:
@@ -223,11 +227,23 @@ class FrameWriter:
         return self._open
 
     def write(
-        self, body: bytes, buffers: Sequence[memoryview] = (), descriptors: Sequence[int] = ()
+        self,
+        body: bytes,
+        buffers: Sequence[memoryview] = (),
+        descriptors: Sequence[int] = (),
+        *,
+        more: bool = False,
     ) -> None:
         """Sends one message.
 
         When it returns, `buffers` may be overwritten and `descriptors` closed.
+
+        Args:
+            body: of the message.
+            buffers: bulk data beside it.
+            descriptors: open files.
+            more: whether the caller is about to write another one, or to call `send_held`: one
+                system call then sends several messages. Only small ones wait, and only a few.
 
         Raises:
             EOFError: when the connection broke.
@@ -239,7 +255,11 @@ class FrameWriter:
         Interrupted by anything else, the message goes out whole or not at all.
         """
         if not buffers and not descriptors and len(body) < _JOIN_LIMIT_BYTES:
-            return self._write([memoryview(HEADER.pack(len(body), 0) + body + END)])
+            frame = memoryview(HEADER.pack(len(body), 0) + body + END)
+            if more and len(self._held) < _MOST_HELD:
+                with self._lock:
+                    return self._held.append(frame)
+            return self._write([frame])
         total = len(body) + sum(map(len, buffers))
         if total > self.max_frame_bytes or len(body) > MAX_BODY_BYTES:
             limit = self.max_frame_bytes if total > self.max_frame_bytes else MAX_BODY_BYTES
@@ -251,16 +271,22 @@ class FrameWriter:
         parts = _frame_parts(body, buffers, len(descriptors))
         return self._write([memoryview(part) for part in parts if len(part)], descriptors)
 
+    def send_held(self) -> None:
+        """Sends what was written with `more`; raises `EOFError` when the connection broke."""
+        if self._held:
+            self._write([])
+
     def _write(self, views: list[memoryview], descriptors: Sequence[int] = ()) -> None:
-        transfer = ByteTransfer(views, descriptors)
+        if descriptors:  # they go out with the first byte, which has to be of their message
+            self.send_held()
         try:
             with self._lock:  # no bytecode, so no interrupt, between taking it and the block
                 self._finish()  # what an interrupted thread left comes first
-                self._send(transfer)
+                self._send(views, descriptors)
         except EOFError:
             raise
         except BaseException:
-            if transfer.moved and self._open is transfer:
+            if self._open is not None:
                 # its rest has to go out before anything else, also when nothing else is sent;
                 # the interrupted thread should not have to wait for that
                 later = threading.Thread(target=self._finish_later, name="jaxd-rest", daemon=True)
@@ -270,14 +296,19 @@ class FrameWriter:
                     self._finish_later()
             raise
 
-    def _send(self, transfer: ByteTransfer) -> None:
-        """Opens a frame and sends it. Interrupted before its first byte, it is forgotten."""
+    def _send(self, views: list[memoryview], descriptors: Sequence[int]) -> None:
+        """Sends a frame, behind those that are held.
+
+        Interrupted before the first byte, it is forgotten, and they are held again.
+        """
+        held = self._held
+        transfer = ByteTransfer([*held, *views], descriptors)
         try:
-            self._open = transfer
+            self._open, self._held = transfer, []
             self._finish()
         except BaseException:
             if not transfer.moved:
-                self._open = None
+                self._open, self._held = None, held
             raise
 
     def _finish(self) -> None:
@@ -457,6 +488,15 @@ class FrameReader:
         """Whether a message, or bytes of one, have been received and not consumed."""
         ahead, start, phase = self._at
         return phase is not None or start < sum(ahead.counts)
+
+    def has_message(self) -> bool:
+        """Whether `peek` would return a small message without receiving anything."""
+        ahead, start, phase = self._at
+        have = sum(ahead.counts) - start
+        if phase is not None or have < HEADER.size:
+            return type(phase) is Frame
+        length, flags = HEADER.unpack_from(ahead.data, start)
+        return bool(not flags and have > HEADER.size + length)
 
     def _parse_frame(self) -> None:
         """One step from bytes towards a frame: fill, take a small one, or open a large one."""

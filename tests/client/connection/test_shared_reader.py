@@ -111,8 +111,8 @@ def test_an_interrupted_launch_may_have_been_sent(
     client, server, _ = ends
     send = client._send
 
-    def interrupted(*args: Any) -> None:
-        send(*args)
+    def interrupted(*args: Any, **more: Any) -> None:
+        send(*args, **more)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(client, "_send", interrupted)

@@ -206,8 +206,8 @@ def test_what_was_sent_before_an_interrupt_is_cancelled(
     before, connection = client.statistics().cancelled_calls, client.caller.session.connection()
     send = connection._send
 
-    def interrupted(number: int, verb: str, *rest: Any) -> None:
-        send(number, verb, *rest)
+    def interrupted(number: int, verb: str, *rest: Any, **more: Any) -> None:
+        send(number, verb, *rest, **more)
         if verb == "call":
             raise KeyboardInterrupt
 

@@ -5,7 +5,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,13 +14,17 @@ import numpy as np
 import pytest
 
 from jaxd import Client
+from jaxd.connection.shared_reader import PendingReply
 from jaxd_protocol.errors import DeadlineExceeded, LimitExceeded, ServerDraining
+from jaxd_protocol.wire.connection import encode_request
+from jaxd_protocol.wire.frames import FrameWriter
 from jaxd_server.compilation.compiling import executable
 from jaxd_server.rpc import connection
 from jaxd_server.rpc.connection import ReaderHandoff
 from jaxd_server.rpc.flow_control import ConnectionShare
 from tests.server.in_process import InProcessServer, Peer, Source, read_reply
 from tests.server.staging import PATIENCE_S, at_once, join, start, until, waiting
+from tests.shared.wire.by_hand import frame_bytes
 
 OpenInProcessServer = Callable[..., InProcessServer]
 
@@ -188,6 +192,51 @@ def test_more_calls_than_slots_are_answered(open_in_process_server: OpenInProces
     assert [float(x) for x in at_once(8, lambda index: double(float(index)))] == [
         2.0 * index for index in range(8)
     ]
+
+
+def test_replies_to_calls_that_came_together_go_together(
+    in_process_server: InProcessServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a few system calls, however long the calls take."""
+    client = in_process_server.client()
+    double = client.persistent_call(lambda x: x * 2)
+    for _ in range(20):  # then the reading thread runs it
+        double(0.0)
+    own, write = client.caller.session.connection()._channel.writer, FrameWriter._write
+    written: list[list[memoryview]] = []
+
+    def noting(writer: FrameWriter, views: list[memoryview], files: Sequence[int] = ()) -> None:
+        if writer is not own:
+            written.append(views)
+        write(writer, views, files)
+
+    monkeypatch.setattr(connection, "_MAX_HELD_S", 1e9)
+    monkeypatch.setattr(FrameWriter, "_write", noting)
+    assert [float(x) for x in double.map([float(i) for i in range(16)])] == [
+        2.0 * i for i in range(16)
+    ]
+    assert len(written) < 6
+
+
+def test_a_reply_does_not_wait_for_the_rest_of_the_next_message(
+    in_process_server: InProcessServer,
+) -> None:
+    """A client may send half of one, and wait for the reply."""
+    client = in_process_server.client()
+    double = client.persistent_call(lambda x: x * 2)
+    for _ in range(20):  # then the reading thread runs it
+        double(0.0)
+    line = client.caller.session.connection()
+    frame = frame_bytes(encode_request(line.number(), "cancel", (0,)))
+    arrived = threading.Event()
+    call = double._binding.encode(client.caller, (), (3.0,), {})
+    pending = PendingReply(lambda _: arrived.set(), is_ahead=True)
+    line.launch("call", call.message(), (), pending, line.number(), more=True)
+    line._channel.writer._held.append(memoryview(frame[:9]))
+    line.push()
+    assert arrived.wait(PATIENCE_S)
+    line._channel.writer._held.append(memoryview(frame[9:]))
+    assert float(double(4.0)) == 8.0
 
 
 def test_a_result_over_the_limit_is_refused(open_in_process_server: OpenInProcessServer) -> None:

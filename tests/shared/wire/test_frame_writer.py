@@ -119,6 +119,60 @@ def test_an_interrupted_message_goes_out_whole_or_not_at_all(small: bool) -> Non
             return
 
 
+HELD: Sent = (b"held", ())
+
+
+@pytest.mark.parametrize("then", [INTERRUPTED, None], ids=["another message", "send_held"])
+@pytest.mark.parametrize("small", [True, False], ids=["small parts", "at once"])
+def test_an_interrupt_loses_and_repeats_no_message_that_waited_for_the_next(
+    small: bool, then: Sent | None
+) -> None:
+    """At every place where a signal may be handled, while they go out together."""
+    outcomes = set()
+    for n in count(1):
+        with written() as (outgoing, result):
+            writer = FrameWriter(a_little_of(outgoing) if small else outgoing.send_some, LIMIT)
+            writer.write(BEFORE[0], more=True)
+            writer.write(HELD[0], more=True)
+            with Interrupt(n, frames, stream, after=HANDLES_SIGNALS) as interrupt:
+                try:
+                    writer.send_held() if then is None else write(writer, then)
+                except KeyboardInterrupt:
+                    assert interrupt.fired
+            other = threading.Thread(target=write, args=(writer, BEHIND))
+            other.start()
+            other.join()
+            found = result()
+        outcomes.add(len(found))
+        assert [each for each in found if each != INTERRUPTED] == [BEFORE, HELD, BEHIND], n
+        assert found.index(BEHIND) == len(found) - 1
+        if not interrupt.fired:
+            assert outcomes == {3} if then is None else {3, 4}
+            return
+
+
+def test_messages_that_wait_go_out_with_the_next_one() -> None:
+    """In one system call; nothing is sent before that, and no more than a few wait."""
+    calls: list[int] = []
+    with written() as (outgoing, result):
+
+        def send_some(views: list[memoryview], sent: list[int], files: Sequence[int]) -> None:
+            outgoing.send_some(views, sent, files)
+            calls.append(sent[-1])
+
+        writer = FrameWriter(send_some, LIMIT)
+        for _ in range(3):
+            writer.write(HELD[0], more=True)
+        assert not calls
+        write(writer, BEHIND)
+        assert len(calls) == 1
+        for _ in range(100):
+            writer.write(HELD[0], more=True)
+        assert 100 / 20 < len(calls) < 100 / 10
+        writer.send_held()
+        assert result() == [HELD] * 3 + [BEHIND] + [HELD] * 100
+
+
 @pytest.mark.parametrize("small", [True, False], ids=["small parts", "at once"])
 def test_an_interrupted_message_takes_its_open_files_along_exactly_once(small: bool) -> None:
     """Or stays behind with them."""
