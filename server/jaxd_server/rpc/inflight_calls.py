@@ -7,10 +7,10 @@ That is by the thread that works on it, or earlier when it is cancelled: by its 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal
 
 from jaxd_protocol.base.timers import Timer
 from jaxd_protocol.errors import Cancelled, DeadlineExceeded
@@ -47,6 +47,28 @@ def discard_reply(reply: Reply) -> None:
     """Sends nothing."""
 
 
+CallState = Literal["waiting", "working", "done", "answered", "over"]
+"""What a call is doing.
+
+waiting: for a thread.
+working: a thread works on it.
+done: no thread works on it any more, or will; it has no answer yet.
+answered: before it was done, because it was cancelled; a thread may still work on it.
+over: done and answered.
+"""
+
+_NEXT: Final[Mapping[tuple[CallState, Literal["begin", "done", "answer"]], CallState]] = {
+    ("waiting", "begin"): "working",
+    ("waiting", "done"): "done",  # it was taken out of the queue
+    ("waiting", "answer"): "answered",
+    ("working", "done"): "done",
+    ("working", "answer"): "answered",
+    ("done", "answer"): "over",
+    ("answered", "done"): "over",
+}
+"""What follows; anything else changes nothing."""
+
+
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class InflightCall(Call):
     """A call that can be cancelled. Thread-safe.
@@ -54,25 +76,21 @@ class InflightCall(Call):
     Attributes:
         withdraw: takes it out of the queue in which it waits; whether it was there.
         reply_when_cancelled: takes its reply when it is cancelled.
-        has_begun: whether a thread works on it, or has.
         is_ordered: whether it is one of its session's calls on values.
         first: the same call as it was sent before, over a connection that was lost.
     """
 
     withdraw: Callable[[], bool] = _not_withdrawn
     reply_when_cancelled: Callable[[Reply], None] = discard_reply
-    has_begun: bool = False
     is_ordered: bool = False
     first: InflightCall | None = None
     _calls: InflightCalls = field(init=False, repr=False)
     _on_done: Callable[[], None] = field(init=False, repr=False)
     _deliverer: int = 0  # the thread that has waited for the device, for this client alone
     _is_too_long: bool = False
-    _is_done: bool = False
-    _is_answered: bool = False
+    _state: CallState = "waiting"
     _timers: list[Timer] = field(default_factory=list, repr=False)
-    # guards _is_done and _is_answered
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)  # guards _state
 
     def open(self, calls: InflightCalls, on_done: Callable[[], None]) -> None:
         """From now on it can be cancelled; `on_done` is called once, when no thread needs it."""
@@ -104,7 +122,7 @@ class InflightCall(Call):
 
     def begin(self, phase: CallPhase) -> Reply | None:
         """A thread is about to work on it; the reply when it was cancelled before."""
-        self.has_begun = True  # first: either the canceller sees this, or we see the error
+        self._advance("begin")  # first: either the canceller sees this, or we see the error
         # The present one refers to this object: what the call holds is freed when it is over.
         self.withdraw = _not_withdrawn
         self.cancel_token.set_phase(phase)
@@ -115,24 +133,28 @@ class InflightCall(Call):
             self._timers.append(process_timers.after(policy.max_s, self._on_time_limit))
         return None
 
-    def done(self) -> None:
-        """Marks that no thread works on the call any more, or will."""
+    def _advance(self, event: Literal["begin", "done", "answer"]) -> CallState:
+        """Goes to the next state; returns the one before it."""
         with self._lock:
-            was_done, self._is_done = self._is_done, True
-            is_late = self._is_answered
-        if was_done:
+            before = self._state
+            self._state = _NEXT.get((before, event), before)
+            return before
+
+    def done(self) -> None:
+        """Marks that no thread works on the call any more, or will. May be called twice."""
+        before = self._advance("done")
+        if before in ("done", "over"):
             return
         self._on_done()
-        if is_late:
+        if before == "answered":
             self._calls.share.free(self.nbytes)
 
     def answer(self, reply: Reply) -> None:
         """Sends its reply, unless it has had one."""
-        with self._lock:
-            if self._is_answered:
-                return
-            self._is_answered = True
-            nbytes = self.nbytes if self._is_done else 0
+        before = self._advance("answer")
+        if before in ("answered", "over"):
+            return
+        nbytes = self.nbytes if before == "done" else 0
         self._close()
         self._calls.policy.ended(self)
         send_queue = self._calls.send_queue
@@ -142,7 +164,7 @@ class InflightCall(Call):
     def forget(self) -> None:
         """Closes the call without an answer."""
         with self._lock:
-            self._is_answered = self._is_done = True
+            self._state = "over"
         self._on_done()
         self._close()
 
@@ -157,8 +179,7 @@ class InflightCall(Call):
 
     def answer_ordered(self, reply: Reply) -> None:
         """As `answer`, of a call on values: the reply may be of the first time that it was sent."""
-        if not self.has_begun:
-            self.done()
+        self.done()
         self.answer(reply)
 
     def cancel(self) -> None:
@@ -205,7 +226,7 @@ class InflightCall(Call):
     def _on_cancelled(self) -> None:
         if self.withdraw():
             self.done()
-        if not self.has_begun:  # its data is freed before a thread takes it
+        if self._state != "working":  # its data is freed before a thread takes it
             self.blob, self.buffers = b"", ()
         if self.is_ordered and self.cancel_token.phase == "running" and not self._is_too_long:
             return  # the real reply, which has what it did to values, is sent when it is over

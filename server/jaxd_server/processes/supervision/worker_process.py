@@ -69,6 +69,32 @@ def ignore_message(worker: WorkerProcess, message: Mapping[str, Any]) -> None:
 
 
 State = Literal["standing by", "starting", "ready", "draining", "resting", "dead"]
+"""What a worker is doing.
+
+standing by: it has imported what it needs, or is about to, and has no device.
+starting: it is the worker of an epoch, and makes itself ready.
+ready: it serves clients.
+draining: it finishes its calls, and ends.
+resting: it has ended because it was idle; the next connection starts another one.
+dead: it has ended for any other reason.
+"""
+
+Event = Literal["begin", "ready", "drain", "exit", "rest"]
+"""What happens to a worker; rest: it has said that it is idle, and has ended."""
+
+_NEXT: Final[Mapping[tuple[State, Event], State]] = {
+    ("standing by", "begin"): "starting",
+    ("standing by", "drain"): "draining",
+    ("standing by", "exit"): "dead",
+    ("starting", "ready"): "ready",
+    ("starting", "drain"): "draining",
+    ("starting", "exit"): "dead",
+    ("ready", "drain"): "draining",
+    ("ready", "exit"): "dead",
+    ("draining", "exit"): "dead",
+    ("dead", "rest"): "resting",
+}
+"""What follows; anything else changes nothing."""
 
 
 class WorkerProcess:
@@ -131,7 +157,7 @@ class WorkerProcess:
         self._was_out_of_memory: bool | None = None
         self._started_at = self._last_message_at = time.monotonic()
         self._ready_after_s: float | None = None
-        self._draining = False
+        self._state: State = "starting" if epoch else "standing by"
         self._status = PendingAnswer()
         self._refusal = PendingAnswer()
         self._message_limiter = (
@@ -150,6 +176,7 @@ class WorkerProcess:
         """
         self.epoch = epoch
         self._started_at = time.monotonic()
+        self._advance("begin")
         order = {"ask": "begin", "epoch": epoch, **history.to_message(), "holds": holds}
         self._channel.send(order)
 
@@ -173,13 +200,15 @@ class WorkerProcess:
     @property
     def state(self) -> State:
         """Its last known state."""
-        if self.exited.is_set():
-            return "resting" if self.flags.resting.is_set() else "dead"
-        if self._draining:
-            return "draining"
-        if not self.epoch:
-            return "standing by"
-        return "starting" if self._ready_after_s is None else "ready"
+        return self._state
+
+    def _advance(self, event: Event) -> None:
+        self._state = _NEXT.get((self._state, event), self._state)
+
+    def _rest(self) -> None:
+        """Both are known in either order: its last message may be read after its end."""
+        if self.exited.is_set() and self.flags.resting.is_set():
+            self._advance("rest")
 
     @property
     def was_ready(self) -> bool:
@@ -262,6 +291,8 @@ class WorkerProcess:
             if kills is not None and self._oom_kills is not None:
                 self._was_out_of_memory = kills > self._oom_kills
             self.exited.set()
+            self._advance("exit")
+            self._rest()
             end_session(self.pid)  # its builders have process groups of their own
             if self.principal is not None:  # others may share the output of what they have started
                 self._relay.end()
@@ -279,7 +310,7 @@ class WorkerProcess:
 
     def drain(self) -> None:
         """Asks it to finish its running calls, to refuse new ones, and to exit."""
-        self._draining = True
+        self._advance("drain")
         self._channel.send({"ask": "drain"})
 
     def release(self, fingerprint: str) -> None:
@@ -344,7 +375,9 @@ class WorkerProcess:
         if flag.is_set():
             return
         flag.set()
-        self._draining |= any(flag.is_set() for flag in self.flags.draining)
+        if flag in self.flags.draining:
+            self._advance("drain")
+        self._rest()
         log_event(f"worker_{name}", pid=self.pid, epoch=self.epoch, changes=changes)
         if name == "gave_way":
             self._refusal.answered()
@@ -353,6 +386,7 @@ class WorkerProcess:
         match message:
             case {"event": "ready"} if not self.was_ready:
                 self._ready_after_s = self.lived_s
+                self._advance("ready")
                 after_s = round(self.lived_s, 3)
                 log_event(
                     f"{self.what}_ready",
@@ -361,7 +395,7 @@ class WorkerProcess:
                     principal=self.principal,
                 )
             case {"event": "draining"}:
-                self._draining = True
+                self._advance("drain")
             case {"event": "wants_renewal"}:
                 self.wants_renewal.set()
             case {"event": str(name)} if name in vars(self.flags):
