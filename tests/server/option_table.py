@@ -12,7 +12,7 @@ from jaxd_server.config.options import ServerOptions, Words, words_of
 from tests.live_server import ROOT
 
 PAGE = ROOT / "docs" / "configuration.md"
-_HEAD, _END = "### `jaxd serve`\n\n", "\n\nSizes may have a suffix"
+_HEAD, _END = "`--help-all` all of these.\n\n", "\n\nSizes may have a suffix"
 
 
 def table() -> str:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
-from typing import NoReturn, Protocol
+from typing import NamedTuple, NoReturn, Protocol
 
 from jaxd.cli.commands import (
     demo,
@@ -21,6 +24,7 @@ from jaxd.cli.commands import (
     warm,
     why,
 )
+from jaxd.cli.query import add_json_option, print_report
 from jaxd.connection.discovery import require_server_extra
 from jaxd_protocol import __version__
 from jaxd_protocol.base.terminal import Parser
@@ -40,38 +44,93 @@ class Command(Protocol):
         """Does it; the exit code."""
 
 
-_COMMANDS: dict[str, Command] = {
-    "run": run,
-    "env": run.Env(),
-    "start": lifecycle.Start(),
-    "stop": lifecycle.Stop(),
-    "restart": lifecycle.Restart(),
-    "status": status,
-    "doctor": doctor,
-    "token": token,
-    "why": why,
-    "functions": functions,
-    "values": memory.Values(),
-    "devices": memory.Devices(),
-    "warm": warm,
-    "verify": run.Verify(),
-    "relay": relay,
-    "demo": demo,
+class Forwarded(NamedTuple):
+    """A command that a module of the server package runs."""
+
+    SUMMARY: str
+    module: str
+
+
+class Help:
+    """`jaxd help`: what `--help` prints."""
+
+    SUMMARY = "show the help of a command, as its --help"
+    EXAMPLE = "jaxd help cache gc"
+
+    @staticmethod
+    def configure(parser: argparse.ArgumentParser) -> None:
+        """Adds the options of the command."""
+        parser.add_argument(
+            "command", nargs="*", metavar="COMMAND", help="all, where none is given"
+        )
+
+    @staticmethod
+    def run(arguments: argparse.Namespace) -> int:
+        """Prints it: 0, or for one command does not return, as after its `--help`."""
+        if arguments.command:
+            return _run([*arguments.command, "--help"])
+        print(_help_text())
+        return 0
+
+
+class Version:
+    """`jaxd version`: the versions that matter to jaxd, also as `jaxd --version`."""
+
+    SUMMARY = "show the versions of jaxd, Python, jax and what else matters"
+    EXAMPLE = "jaxd version --json"
+
+    configure = staticmethod(add_json_option)
+
+    @staticmethod
+    def run(arguments: argparse.Namespace) -> int:
+        """Prints them; 0. Imports none of the packages."""
+        from jaxd.cli.doctor.context import installed_version
+
+        packages = {name: installed_version(name) for name in _VERSIONED}
+        versions = {"jaxd": __version__, "Python": platform.python_version(), **packages}
+        lines = (f"{name} {version or '(not installed)'}" for name, version in versions.items())
+        report = {name.lower(): version for name, version in versions.items()}
+        return print_report(arguments, report, lambda: "\n".join(lines))
+
+
+_VERSIONED = ("jax", "jaxlib", "numpy", "rpyc", "cloudpickle")
+
+_GROUPS: dict[str, dict[str, Command | Forwarded]] = {
+    "run programs": {"run": run, "env": run.Env(), "demo": demo},
+    "look": {
+        "status": status,
+        "functions": functions,
+        "why": why,
+        "values": memory.Values(),
+        "devices": memory.Devices(),
+        "doctor": doctor,
+    },
+    "build ahead, compare": {"warm": warm, "verify": run.Verify()},
+    "server": {
+        "start": lifecycle.Start(),
+        "stop": lifecycle.Stop(),
+        "restart": lifecycle.Restart(),
+        "serve": Forwarded("run a server in the foreground", "jaxd_server"),
+        "relay": relay,
+    },
+    "cache and access": {
+        "cache": Forwarded("list, check or remove what is kept on disk", "jaxd_server.cache"),
+        "token": token,
+    },
+    "this command": {"help": Help(), "version": Version()},
+}
+"""The commands as `jaxd --help` lists them."""
+
+_COMMANDS: dict[str, Command | Forwarded] = {
+    name: command for group in _GROUPS.values() for name, command in group.items()
 }
 
-_FORWARDED_COMMANDS = {
-    "serve": ("run a server in the foreground", "jaxd_server"),
-    "cache": (
-        "list the programs that are kept on disk; check or remove them",
-        "jaxd_server.cache",
-    ),
-}
-"""Commands that a module of the server package runs: their summary, and that module."""
-
+_ALIASES = {"-h": "help", "--help": "help", "-V": "version", "--version": "version"}
 _QUERIES = {"status", "restart", "why", "functions", "values", "devices"}
 _WITH_PROGRAM = (["warm"], ["verify"])
 _FAILED, _NO_SERVER, _INTERRUPTED = 1, 3, 130
 
+_DESCRIPTION = "A warm JAX, one function call away."
 _EXAMPLES = """\
 examples:
   jaxd run train.py     run a program as it is, with what it jits served
@@ -93,7 +152,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         `verify` 3 when it found a mismatch.
 
     Raises:
-        SystemExit: with 2 after a usage error, with 0 after `--help` and `--version`.
+        SystemExit: with 2 after a usage error, with 0 after the `--help` of a command.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -114,8 +173,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(words: Sequence[str]) -> int:
-    if words and words[0] in _FORWARDED_COMMANDS:
-        _become(words[0], words[1:])
+    first = words[0] if words else "help"
+    words = [_ALIASES.get(first, first), *words[1:]]
+    if isinstance(command := _COMMANDS.get(words[0]), Forwarded):
+        _become(command, words)
     words, program = _split_program(words)
     arguments = _parser().parse_args(words)
     arguments.program = program
@@ -123,16 +184,15 @@ def _run(words: Sequence[str]) -> int:
     return code
 
 
-def _become(command: str, words: Sequence[str]) -> NoReturn:
+def _become(command: Forwarded, words: Sequence[str]) -> NoReturn:
     """Replaces this process by a program of the server, which the client never imports.
 
     Raises:
         ConfigurationError: when a server cannot run because jax is not installed here.
     """
-    if command == "serve" and {"-h", "--help"}.isdisjoint(words):
+    if words[0] == "serve" and {"-h", "--help", "--help-all"}.isdisjoint(words):
         require_server_extra()
-    _, module = _FORWARDED_COMMANDS[command]
-    program = [sys.executable, "-P", "-m", module, *words]
+    program = [sys.executable, "-P", "-m", command.module, *words[1:]]
     os.execv(sys.executable, program)  # noqa: S606  no shell is wanted
 
 
@@ -147,19 +207,29 @@ def _split_program(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     return words[:at], words[at + 1 :]
 
 
+def _help_text() -> str:
+    """The commands by what they are for, as wide as the terminal, 80 columns at most."""
+    width = min(80, shutil.get_terminal_size().columns)
+    lines = ["usage: jaxd COMMAND ...   (jaxd help COMMAND has more)", "", _DESCRIPTION]
+    for title, commands in _GROUPS.items():
+        lines += ["", f"{title}:"]
+        for name, command in commands.items():
+            head = f"  {name:<10}  "
+            filled = textwrap.fill(
+                command.SUMMARY, max(width, 32), initial_indent=head, subsequent_indent=" " * 14
+            )
+            lines.append(filled)
+    return "\n".join([*lines, "", _EXAMPLES.rstrip()])
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="jaxd",
-        description="A warm JAX, one function call away.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("--version", action="version", version=f"jaxd {__version__}")
+    parser = Parser(prog="jaxd", description=_DESCRIPTION, allow_abbrev=False)
+    parser.add_argument("-V", "--version", action="store_true", help="as the command version")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
-    for name, (summary, _) in _FORWARDED_COMMANDS.items():
-        commands.add_parser(name, help=summary)  # for the list only
     for name, command in _COMMANDS.items():
+        if isinstance(command, Forwarded):
+            commands.add_parser(name, help=command.SUMMARY)  # its options stand in that module
+            continue
         own = commands.add_parser(
             name,
             help=command.SUMMARY,

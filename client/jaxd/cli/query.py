@@ -117,7 +117,10 @@ def ask_host(
 
 def no_server_at(address: Address) -> NoServer:
     """The error of a query at whose address no server runs."""
-    return NoServer(f"no server runs at {address}. Start one: jaxd start")
+    is_default = address == Address.unix(LocalServerFiles.of_this_environment().socket)
+    return NoServer(
+        f"no server runs at {address}. {'Start one: jaxd start' if is_default else address.advice}"
+    )
 
 
 def print_report(

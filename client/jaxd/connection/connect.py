@@ -278,11 +278,11 @@ def dial(address: Address, settings: Settings, patience: Patience = _NO_DEADLINE
     except JaxdError:
         raise  # some of ours are OSErrors as well
     except OSError as error:
-        there = address._replace(pin="", insecure=False, uid=None)  # not what is for clients only
+        is_unknown = isinstance(error, socket.gaierror)
+        advice = f"Correct the host. Try: getent hosts {address.host}" if is_unknown else ""
         raise NoServer(
-            f"no server answers at {address} ({error.strerror or error}). Start one there "
-            f"(jaxd serve --listen {there}), or set JAXD_SERVER to where one "
-            "runs."
+            f"no server answers at {address} ({error.strerror or error}). "
+            f"{advice or address.advice}"
         ) from error
     if address.kind == "tcp":
         return sock

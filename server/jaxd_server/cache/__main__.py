@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from jaxd_protocol.base.terminal import Parser, size, table
+from jaxd_protocol.base.terminal import Parser, ago, size, table, truncate
 from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.network.local_server import cache_root
 from jaxd_server.cache.catalog import CachedCall, cached_calls, check_records, target_facts
@@ -30,7 +30,7 @@ _MAX_WIDTH: Final = 48
 _EXAMPLES: Final = """\
 examples:
   jaxd cache ls              what is kept, the one used last first
-  jaxd cache show 3f2a91     one of them; by its first digits, or by the function's name
+  jaxd cache show 3f2a91     one of them, by its first digits or its function
   jaxd cache gc --max-bytes 2G
 """
 
@@ -44,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: with 2 after a usage error, with 0 after `--help`.
     """
-    arguments = _parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    arguments = _parser().parse_args(words or ["--help"])
     root = cache_root(arguments.cache_dir)
     if root is None:
         _print_error("the cache is switched off (JAXD_CACHE_DIR=none)")
@@ -127,10 +128,10 @@ def _row(call: CachedCall) -> tuple[str, ...]:
     return (
         call.record[:_SHOWN_DIGITS],
         call.name or "?",
-        _truncated(", ".join(f"{name}: {form}" for name, form in call.arguments.items())),
+        truncate(", ".join(f"{name}: {form}" for name, form in call.arguments.items()), _MAX_WIDTH),
         f"{call.build_s:.2f} s",
         size(call.bytes),
-        _ago(call.last_use),
+        ago(max(0.0, time.time() - call.last_use)),
     )
 
 
@@ -154,7 +155,10 @@ def _matches(text: str, call: CachedCall) -> bool:
 
 def _lines(root: str, call: CachedCall, names: dict[str, str]) -> list[str]:
     others = [f"{names[other] or '?'} ({other[:_SHOWN_DIGITS]})" for other in call.shared_with]
-    facts = [f"{name} {_truncated(fact)}" for name, fact in target_facts(root, call.target).items()]
+    facts = [
+        f"{name} {truncate(fact, _MAX_WIDTH)}"
+        for name, fact in target_facts(root, call.target).items()
+    ]
     sections = [
         ("function", [call.name or "?"]),
         ("arguments", [f"{name}: {form}" for name, form in call.arguments.items()]),
@@ -165,7 +169,7 @@ def _lines(root: str, call: CachedCall, names: dict[str, str]) -> list[str]:
         ("not kept", [f"its program: {call.obstacle}"] if call.obstacle else []),
         ("built", [_built(call)]),
         ("by", [call.principal] if call.principal else []),
-        ("last use", [_ago(call.last_use)]),
+        ("last use", [ago(max(0.0, time.time() - call.last_use))]),
         ("size", [size(call.bytes)]),
         ("good for", [call.target, *facts]),
     ]
@@ -259,18 +263,6 @@ def _print(arguments: argparse.Namespace, value: dict[str, Any], *lines: str) ->
 
 def _print_error(text: str) -> None:
     sys.stderr.write(f"jaxd: {text}\n")
-
-
-def _truncated(text: str) -> str:
-    return text if len(text) <= _MAX_WIDTH else f"{text[: _MAX_WIDTH - 1]}…"
-
-
-def _ago(at: float) -> str:
-    seconds = max(0.0, time.time() - at)
-    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit} ago"
-    return f"{seconds:.0f} s ago"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The options of a server: one frozen record, the same for the host and its workers.
 
 Each option is defined here once: its default, its command line flag, and its description in
-`jaxd serve --help` and docs/configuration.md (`tests/server/option_table.py`).
+`jaxd serve --help-all` and docs/configuration.md (`tests/server/option_table.py`).
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import argparse
 import os
 from argparse import SUPPRESS, BooleanOptionalAction
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import Field, asdict, dataclass, field, fields
 from functools import partial
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, NoReturn
 
 from jaxd_protocol.base.process import usable_processors
 from jaxd_protocol.base.terminal import Parser
@@ -41,7 +41,7 @@ class Words(NamedTuple):
     """The description of an option on the command line and in the documentation.
 
     Attributes:
-        group: the heading of `--help` that lists it.
+        group: the heading of `--help-all` that lists it.
         argument: keyword arguments of `add_argument`: `type`, `metavar`, `choices` or `action`.
         help: its meaning.
         shown: its default; empty: there is none to show.
@@ -494,12 +494,12 @@ _EXAMPLES = """\
 examples:
   jaxd serve
       this user, this machine: a Unix socket that no other user can reach
-  jaxd token && jaxd serve --listen unix:///run/jaxd/server.sock --listen tcp://127.0.0.1:18861
+  jaxd token; jaxd serve --listen unix:///run/jaxd/sock --listen tcp://127.0.0.1
       also over TCP, for clients with the token
   jaxd serve --listen tls://0.0.0.0:18861
-      for other machines: makes token and certificate, and prints the address for clients
+      for other machines: makes token and certificate, prints clients' address
 
-Ctrl-C or SIGTERM finishes the running calls and stops; a second one stops at once.
+Ctrl-C or SIGTERM finishes the running calls and stops; a second stops at once.
 """
 
 
@@ -532,19 +532,56 @@ def _token_file_of_environment() -> str | None:
     return os.environ.get("JAXD_TOKEN_FILE") or (default if os.path.exists(default) else None)
 
 
-def _parser() -> argparse.ArgumentParser:
+_FIRST_PAGE: Final = frozenset(
+    {
+        "listen",
+        "cache_dir",
+        "store",
+        "token_file",
+        "allow_uids",
+        "tls_cert",
+        "worker_per_principal",
+        "devices",
+        "device_memory_fraction",
+        "disk_bytes",
+        "idle_timeout_s",
+        "log_format",
+    }
+)
+"""What `--help` lists; `--help-all` has everything."""
+
+
+class _FirstPage(argparse.Action):
+    """`--help`: the options that most people need."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        _parser(_FIRST_PAGE).print_help()
+        parser.exit()
+
+
+def _parser(shown: Container[str] | None = None) -> argparse.ArgumentParser:
+    """The parser of all options; `shown` are those that its help lists, by default all."""
     parser = Parser(
         prog="jaxd serve",
+        usage="jaxd serve [OPTION ...]",
         description="Own the accelerator, keep compiled functions warm, and answer calls.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         argument_default=argparse.SUPPRESS,  # ServerOptions holds the defaults
         allow_abbrev=False,
+        add_help=False,
+    )
+    about = parser.add_argument_group("help")
+    about.add_argument("-h", "--help", action=_FirstPage, nargs=0, help="the usual options")
+    about.add_argument(
+        "--help-all", action="help", help=f"all {len(fields(ServerOptions)) - 1} options"
     )
     names = dict.fromkeys(words_of(option).group for option in fields(ServerOptions))
     groups = {name: parser.add_argument_group(name) for name in names}
     for option in fields(ServerOptions):
         words = words_of(option)
         text = f"{words.help} (default: {words.shown})" if words.shown else words.help
+        if shown is not None and option.name not in shown:
+            text = SUPPRESS
         groups[words.group].add_argument(words.flag, dest=option.name, help=text, **words.argument)
     return parser

@@ -1,18 +1,84 @@
-"""Terminal output of the commands of both ends: usage errors, sizes, tables."""
+"""Terminal output of the commands of both ends: usage errors, durations, sizes, tables."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from typing import NoReturn
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
 
 
 class Parser(argparse.ArgumentParser):
-    """Ends a usage error, too, in the next thing to do."""
+    """Its usage errors name what was probably meant, and where there is help.
+
+    Each is that of the command whose words they are: argparse leaves the unknown words of a command
+    to the parser above it.
+    """
 
     def error(self, message: str) -> NoReturn:
         """Prints the message and where there is help, and exits with 2."""
-        self.exit(2, f"jaxd: {message}. See: {self.prog} --help\n")
+        stop = "" if message.endswith("?") else "."
+        self.exit(2, f"jaxd: {message}{stop} See: {self.prog} --help\n")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As that of argparse, but nothing is left over: an unknown word is an error."""
+        words = list(sys.argv[1:] if args is None else args)
+        self._check_options(words)
+        found, unknown = super().parse_known_args(words, namespace)
+        if unknown:
+            self.error(f"unexpected argument {unknown[0]!r}")
+        return found, unknown
+
+    def _check_options(self, words: Iterable[str]) -> None:
+        """Before argparse misses an argument, which an option that is misspelt would have given."""
+        for word in words:
+            name = word.partition("=")[0]
+            if word == "--" or (self._subparsers and not word.startswith("-")):
+                return
+            is_option = name.startswith("-" if self._subparsers else "--")
+            if is_option and name not in self._option_string_actions:
+                where = ". Options of a command stand behind it" if self._subparsers else ""
+                near = _suggestion(name, self._option_string_actions)
+                self.error(f"there is no option {name}{near or where}")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """In the place of argparse's own, which lists all commands in an order of no meaning."""
+        if action.choices is None or value in action.choices:
+            return
+        known = [str(choice) for choice in action.choices]
+        near = _suggestion(str(value), known)
+        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001  it has no other name
+            raise argparse.ArgumentError(None, f"there is no command {str(value)!r}{near}")
+        listed = ", ".join(known)
+        raise argparse.ArgumentError(action, f"{str(value)!r} is none of: {listed}{near}")
+
+
+def _suggestion(word: str, known: Iterable[str]) -> str:
+    """``. Did you mean 'status'?``; empty where nothing is near."""
+    import difflib  # only for errors
+
+    near = difflib.get_close_matches(word, list(known), 1)
+    return f". Did you mean {near[0]!r}?" if near else ""
+
+
+def duration(seconds: float) -> str:
+    """``0.25 s``, ``8.2 s``, ``78 s``, ``3 min``."""
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    digits = 0 if seconds >= 10 else 1 if seconds >= 1 else 2
+    return f"{seconds:.{digits}f} s"
+
+
+def ago(seconds: float | None) -> str:
+    """``3 min ago``; None is never."""
+    return "never" if seconds is None else f"{duration(seconds)} ago"
+
+
+def truncate(text: str, width: int) -> str:
+    """The text as one line of at most `width` characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= width else f"{line[: width - 1]}…"
 
 
 def size(count: float) -> str:

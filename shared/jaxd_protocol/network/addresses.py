@@ -152,6 +152,18 @@ class Address(NamedTuple):
         """Whether both ends prove that they hold the token."""
         return self.kind in ("tcp", "tls")
 
+    @property
+    def advice(self) -> str:
+        """What to do where no server answers at it, other than the local one."""
+        there = self._replace(pin="", insecure=False, uid=None)  # without what is for clients only
+        if self.is_loopback:
+            return f"Start one there: jaxd serve --listen {there}"
+        start = f"jaxd serve --listen {there._replace(host='0.0.0.0')}"  # noqa: S104  for others
+        return (
+            f"On {self.host}, start one: {'jaxd start' if self.kind == 'ssh' else start}. From "
+            f"here, step by step: jaxd doctor --server {self}"
+        )
+
     def __str__(self) -> str:
         whose = "" if self.uid is None else f"?uid={self.uid}"
         if self.kind == "unix":

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -282,10 +282,47 @@ def test_nobody_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
     for address in (Address.tcp("127.0.0.1", port), Address.tls("127.0.0.1", port, PIN)):
-        with pytest.raises(errors.NoServer, match=f"--listen {address.kind}://127.0.0.1:{port}\\)"):
+        with pytest.raises(errors.NoServer, match=f"--listen {address.kind}://127.0.0.1:{port}$"):
             dial(address, Settings())
     with pytest.raises(errors.NoServer, match="unix:///nowhere"):
         dial(Address.unix("/nowhere"), Settings())
+
+
+@pytest.mark.parametrize(
+    ("address", "advice"),
+    [
+        ("unix:///a/b?uid=7", "Start one there: jaxd serve --listen unix:///a/b"),
+        ("tcp://[::1]:5", "Start one there: jaxd serve --listen tcp://[::1]:5"),
+        (
+            "tcp://gpu:5?insecure=1",
+            (
+                "On gpu, start one: jaxd serve --listen tcp://0.0.0.0:5. "
+                "From here, step by step: jaxd doctor --server tcp://gpu:5?insecure=1"
+            ),
+        ),
+        (
+            "ssh://me@gpu",
+            (
+                "On gpu, start one: jaxd start. "
+                "From here, step by step: jaxd doctor --server ssh://me@gpu"
+            ),
+        ),
+    ],
+)
+def test_the_advice_fits_the_address(address: str, advice: str) -> None:
+    """It starts a server where the address points, and none here for one elsewhere."""
+    assert Address.parse(address).advice == advice
+
+
+def test_a_host_without_an_address_is_to_be_corrected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No server can be started there."""
+
+    def fail(*_: object, **__: object) -> NoReturn:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
+    with pytest.raises(errors.NoServer, match="Correct the host"):
+        dial(Address.tls("gp", 1, PIN), Settings())
 
 
 def test_a_name_that_is_not_found_in_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -267,7 +267,7 @@ def test_a_cache_that_is_switched_off_has_no_commands(
 
 
 @pytest.mark.parametrize(
-    "words", [[], ["dance"], ["show"], ["gc", "--max-bytes", "0"], ["gc", "--max-bytes", "much"]]
+    "words", [["dance"], ["show"], ["gc", "--max-bytes", "0"], ["gc", "--max-bytes", "much"]]
 )
 def test_a_usage_error_is_one_line_and_exits_with_2(
     root: Path, capsys: pytest.CaptureFixture[str], words: list[str]
@@ -278,6 +278,18 @@ def test_a_usage_error_is_one_line_and_exits_with_2(
     said = capsys.readouterr().err
     assert said.startswith("jaxd: ")
     assert said.endswith("--help\n")
+
+
+def test_without_words_it_prints_its_help(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `jaxd` does; all of it in 80 columns."""
+    monkeypatch.setattr(sys, "argv", ["jaxd cache"])
+    with pytest.raises(SystemExit, match="0"):
+        main()
+    said = capsys.readouterr().out
+    assert said.startswith("usage: jaxd cache ")
+    assert max(map(len, said.splitlines())) <= 80
 
 
 def test_it_needs_neither_a_server_nor_jax(store: Store) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.tokens import default_token_file, write_token_file
-from jaxd_server.config.options import ServerOptions, parse_arguments, words_of
+from jaxd_server.config.options import _FIRST_PAGE, ServerOptions, parse_arguments, words_of
 from tests.server.option_table import parts_of_the_page, table
 
 
@@ -25,9 +25,9 @@ def test_the_page_on_configuration_has_every_option() -> None:
 
 
 def test_help_has_every_option_under_its_heading(capsys: pytest.CaptureFixture[str]) -> None:
-    """But for the one that is not for people; each with its default."""
+    """With `--help-all`, but for the one that is not for people; each with its default."""
     with pytest.raises(SystemExit, match="0"):
-        parse_arguments(["--help"])
+        parse_arguments(["--help-all"])
     said = " ".join(capsys.readouterr().out.split())
     assert "--auto" not in said
     for words in map(words_of, fields(ServerOptions)):
@@ -35,6 +35,20 @@ def test_help_has_every_option_under_its_heading(capsys: pytest.CaptureFixture[s
             assert words.flag in said
             assert f"{words.group}:" in said
             assert words.shown in said
+
+
+def test_help_is_a_short_first_page(capsys: pytest.CaptureFixture[str]) -> None:
+    """A dozen options, each of them one that there is, in 80 columns; it names the way to all."""
+    with pytest.raises(SystemExit, match="0"):
+        parse_arguments(["--help"])
+    said = capsys.readouterr().out
+    assert len(_FIRST_PAGE) == 12
+    for words in [words_of(option) for option in fields(ServerOptions)]:
+        name = words.flag[2:].replace("-", "_").replace("allow_uid", "allow_uids")
+        assert (f"  {words.flag} " in said or f"  {words.flag}\n" in said) == (name in _FIRST_PAGE)
+    assert f"--help-all            all {len(fields(ServerOptions)) - 1} options" in said
+    assert max(map(len, said.splitlines())) <= 80
+    assert said.count("\n") < 70
 
 
 def test_several_addresses_may_be_opened(runtime: Path) -> None:
@@ -51,7 +65,7 @@ def test_several_addresses_may_be_opened(runtime: Path) -> None:
         (["--budget-bytes", "many"], "is not a size"),
         (["--idle-timeout-s", "-1"], "is not a number of seconds"),
         (["--idle-timeout-s", "nan"], "is not a number of seconds"),
-        (["--log-format", "xml"], "invalid choice"),
+        (["--log-format", "xml"], "'xml' is none of: text, json"),
         (["--map-share", "0"], "is not a share such as 0.5"),
         (["--principal-share", "1.5"], "is not a share such as 0.5"),
         (["--map-share", "nan"], "is not a share such as 0.5"),
@@ -59,7 +73,7 @@ def test_several_addresses_may_be_opened(runtime: Path) -> None:
         (["--devices", "0,x"], "is not a list of GPUs such as 0,1"),
         (["--devices", "1,1"], "names a GPU twice"),
         (["--device-memory-fraction", "1.2"], "is not a share such as 0.5"),
-        (["--nonsense"], "unrecognized arguments"),
+        (["--nonsense"], "there is no option --nonsense"),
     ],
 )
 def test_a_usage_error_is_one_line_and_exits_with_2(

@@ -20,7 +20,7 @@ from typing import Any, Final
 from jaxd_protocol.base.terminal import table
 from jaxd_protocol.errors import ConfigurationError, JaxdError
 
-SUMMARY = "train on real digits from two fresh processes; the second compiles nothing"
+SUMMARY = "train from two fresh processes; the second compiles nothing"
 EXAMPLE = "jaxd demo --epochs 50"
 
 LAYERS: Final = ((64, 128), (128, 64), (64, 10))

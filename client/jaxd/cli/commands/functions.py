@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from jaxd.cli.query import add_query_options, ask_host, ask_server, print_report
-from jaxd.cli.terminal import ago, duration, truncate
-from jaxd_protocol.base.terminal import size, table
+from jaxd_protocol.base.terminal import ago, duration, size, table, truncate
 
 SUMMARY = "list what is compiled, what that cost and what it has saved"
 EXAMPLE = "jaxd functions --sort saved"

@@ -18,10 +18,11 @@ from jaxd.cli.query import (
     print_report,
     server_address,
 )
-from jaxd.cli.terminal import duration
 from jaxd.connection.control_client import send_request, stop_and_wait
 from jaxd.connection.discovery import require_server_extra
 from jaxd.connection.local_server import start_background
+from jaxd.connection.settings import Settings
+from jaxd_protocol.base.terminal import duration
 from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import LocalServerFiles, has_listener, is_server_running
@@ -51,6 +52,7 @@ class Start:
             require_server_extra()
             start_background(files, by_hand=True)
         address = str(Address.unix(files.socket))
+        _print_other_server(address)
         if arguments.json:
             print_json({"server": address, "log": files.log, "started": not was_running})
         elif was_running:
@@ -58,6 +60,17 @@ class Start:
         else:
             print(f"started a server at {address}\nlog: {files.log}")
         return 0
+
+
+def _print_other_server(address: str) -> None:
+    """Where the calls of this environment go to another server than the local one."""
+    named = str(Settings.resolve().server or address)
+    if named != address:
+        print(
+            f"jaxd: calls still go to {named}, as JAXD_SERVER or the config file says. To have "
+            f"them go here: export JAXD_SERVER={address}",
+            file=sys.stderr,
+        )
 
 
 class Stop:
@@ -120,7 +133,7 @@ def _print_running_calls(control: str, uid: int | None) -> None:
 class Restart:
     """`jaxd restart`: replaces a server's worker without failing any call."""
 
-    SUMMARY = "replace a server's worker by a fresh one; calls wait meanwhile, and none fails"
+    SUMMARY = "replace a server's worker; calls wait meanwhile, and none fails"
     EXAMPLE = "jaxd restart --server unix:///run/jaxd/server.sock"
 
     @staticmethod

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from jaxd.cli.query import add_query_options, ask_server, print_report
-from jaxd.cli.terminal import ago, duration, truncate
-from jaxd_protocol.base.terminal import size, table
+from jaxd_protocol.base.terminal import ago, duration, size, table, truncate
 
 _MAX_WIDTH: Final = 40
 
@@ -66,7 +65,7 @@ def _expiry_text(row: Row) -> str:
 class Devices:
     """`jaxd devices`: what a server computes on."""
 
-    SUMMARY = "list the devices of the server, their memory, and how many clients are on each"
+    SUMMARY = "list the devices of the server, their memory and their clients"
     EXAMPLE = "jaxd devices --json"
 
     configure = staticmethod(add_query_options)

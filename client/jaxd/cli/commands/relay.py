@@ -10,7 +10,7 @@ from jaxd.connection.discovery import find_server
 from jaxd.connection.settings import Settings
 from jaxd_protocol.errors import ConfigurationError
 
-SUMMARY = "join stdin and stdout with a server of this machine, for ssh:// addresses"
+SUMMARY = "join stdin and stdout with a server here, for ssh:// addresses"
 EXAMPLE = 'command="sudo -u jaxd jaxd relay" ssh-ed25519 …   (in ~/.ssh/authorized_keys)'
 
 

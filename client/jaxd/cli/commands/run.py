@@ -9,6 +9,7 @@ import argparse
 import os
 import shlex
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Final, NoReturn
 
@@ -26,8 +27,8 @@ EXAMPLE = "jaxd run train.py --steps 100"
 _MORE: Final = """
 more:
   jaxd run -m pytest tests                        as: python -m pytest tests
-  jaxd run -m pdb train.py                        a debugger, which sees what is jitted
-  jaxd run --report -W error train.py             options of Python, and why calls ran here
+  jaxd run -m pdb train.py                        a debugger
+  jaxd run --report -W error train.py             Python's options; what ran
   jaxd run --server ssh://gpu-host train.py       on another machine's server
 """
 
@@ -42,12 +43,13 @@ _OUT_OF_REACH: Final = frozenset("IES")
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
     parser.usage = "jaxd run [--server ADDRESS] [--report] PYTHON-ARGUMENTS ..."
-    parser.description = (
+    parser.description = textwrap.fill(
         "Runs `python PYTHON-ARGUMENTS`: a script, `-m module`, `-c code` or `-`, with its own "
         "arguments. What the program and its libraries give to jax.jit is answered by a server, "
         "where it stays compiled; what a server cannot answer runs under jax.jit as ever. "
         "Everything else is as with python: exit code, signals, tracebacks, child processes. "
-        "See docs/run.md."
+        "See docs/run.md.",
+        78,
     )
     parser.epilog = f"example: {EXAMPLE}\n{_MORE}"
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -122,7 +124,7 @@ def _wrong_program(words: Sequence[str]) -> str:
 class Env:
     """`jaxd env`: the same for programs that others start."""
 
-    SUMMARY = "print shell variables with which every `python` is as under `jaxd run`"
+    SUMMARY = "print shell variables that make every `python` a `jaxd run`"
     EXAMPLE = 'eval "$(jaxd env)"; make experiments; eval "$(jaxd env --off)"'
 
     @staticmethod
@@ -152,7 +154,7 @@ class Env:
 class Verify:
     """`jaxd verify`: compares each program that answers one with its own jax's."""
 
-    SUMMARY = "run a program, and compare each program that answers it with what its own jax makes"
+    SUMMARY = "run a program, and compare what answers it with its own jax"
     EXAMPLE = "jaxd verify -- python train.py"
 
     @staticmethod

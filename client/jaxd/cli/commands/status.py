@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxd.cli.query import add_query_options, no_server_at, print_json, server_address
-from jaxd.cli.terminal import duration
 from jaxd.connection.control_client import send_request
-from jaxd_protocol.base.terminal import size
+from jaxd_protocol.base.terminal import duration, size
 from jaxd_protocol.errors import NoServer
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import control_path, has_listener
@@ -44,13 +43,17 @@ def run(arguments: argparse.Namespace) -> int:
         JaxdError: when one runs but does not answer, such as for a wrong token.
     """
     address = server_address(arguments.server)
-    report = _query_host(address) or _query_worker(address)
+    absence: NoServer | None = None
+    try:
+        report = _query_host(address) or _query_worker(address)
+    except NoServer as error:
+        report, absence = None, error
     if arguments.json:
         print_json({"server": str(address), **(report or _ABSENT)})
     elif report is not None:
         print("\n".join(_report_lines(address, report)))
     if report is None:
-        raise no_server_at(address)
+        raise absence or no_server_at(address)
     if arguments.ready and report["worker_state"] not in _LIVE_STATES:
         print(f"jaxd: the server answers no call: {report['worker_state']}", file=sys.stderr)
         return 1
@@ -65,16 +68,17 @@ def _query_host(address: Address) -> Report | None:
 
 
 def _query_worker(address: Address) -> Report | None:
-    """The report of a server on its own address, as from another machine or container."""
+    """The report of a server on its own address, as from another machine or container.
+
+    Raises:
+        NoServer: when none answers there; says why.
+    """
     if address.kind == "unix" and not has_listener(address.path):
         return None
     import jaxd
 
-    try:
-        with jaxd.connect(str(address)) as client:
-            return {"worker_state": "ready", "host": None, "worker": client.statistics()._asdict()}
-    except NoServer:
-        return None
+    with jaxd.connect(str(address)) as client:
+        return {"worker_state": "ready", "host": None, "worker": client.statistics()._asdict()}
 
 
 def _report_lines(address: Address, report: Report) -> list[str]:
@@ -144,7 +148,7 @@ def _call_line(call: Report) -> str:
     text = f"{word:<9} {call['function']} for {duration(call['seconds'])}{_owner_text(call)}"
     if "behind" not in call:
         return text
-    return f"{text}: to be compiled behind {call['behind']} ({duration(call['behind_s'])})"
+    return f"{text}: waits to be compiled behind {call['behind']} ({duration(call['behind_s'])})"
 
 
 def _owner_text(call: Report) -> str:

@@ -14,7 +14,7 @@ from jaxd_protocol.network.accounts import (
 )
 from jaxd_protocol.network.tokens import default_token_file, write_token_file
 
-SUMMARY = "make a token, which both ends of a TCP connection must hold, or revoke one"
+SUMMARY = "make or revoke a token, which both ends of TCP and TLS must hold"
 EXAMPLE = "jaxd token --name alice"
 
 

@@ -9,14 +9,15 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from jaxd.api.client import Client
 from jaxd.cli.child_program import handling_interrupts, run_program
 from jaxd.cli.query import add_query_options, print_json
-from jaxd.cli.terminal import BuildBar, duration
 from jaxd.connection.settings import Settings
 from jaxd.dispatch.caller import Caller
+from jaxd.events.progress import Progress
+from jaxd_protocol.base.terminal import duration
 from jaxd_protocol.errors import ConfigurationError, NoServer
 
 if TYPE_CHECKING:
@@ -24,9 +25,10 @@ if TYPE_CHECKING:
     from jaxd_protocol.messages.recipes import Recipe
 
 
-SUMMARY = "build the programs of a lockfile before they are called; or record a lockfile"
+SUMMARY = "build the programs of a lockfile ahead of calls, or record one"
 EXAMPLE = "jaxd warm --record warm.lock -- python train.py; jaxd warm warm.lock"
 
+_BAR_WIDTH: Final = 20
 _RECORDING: Final = "jaxd warm --record warm.lock -- python train.py"
 _OUTCOME_WORDS: Final = {"hit": "ready", "load": "loaded", "compile": "compiled"}
 _CHECK_WORDS: Final = {"hit": "ready", "load": "on disk", "compile": "to be compiled"}
@@ -157,6 +159,59 @@ def _build(arguments: argparse.Namespace) -> int:
                     print(_outcome_line(each, arguments.check), flush=True)
         bar.close()
     return _summarise(arguments, done, time.monotonic() - started)
+
+
+class BuildBar(Progress):
+    """A progress bar of many builds, in one line. It replaces the `Progress` of a caller.
+
+    Args:
+        total: how many builds there are.
+        shown: whether stderr is a terminal; else only failures are printed.
+    """
+
+    def __init__(self, total: int, shown: bool) -> None:
+        super().__init__()
+        self._total = total
+        self._is_shown = shown
+        self._done = 0
+
+    def advance(self, failure: str | None = None) -> None:
+        """Counts one more build; a failure is printed in a line of its own."""
+        if not self._is_shown:
+            if failure is not None:
+                print(failure, file=sys.stderr)
+            return
+        with self._lock:
+            self._done += 1
+            if failure is not None:
+                self._put(f"{failure}\n")
+            self._put(self._bar())
+        self._write()
+
+    def close(self) -> None:
+        """Clears the line."""
+        if self._is_shown:
+            with self._lock:
+                self._put("")
+            self._write()
+
+    def event(self, connection: object, number: int, kind: str, content: dict[str, Any]) -> None:
+        """A call is in another stage."""
+        if kind == "stage":  # one line has no room for the reasons of many builds
+            super().event(connection, number, kind, content)
+
+    def finish(self, connection: object, number: int, *, ready: bool = True) -> None:
+        """A call is over; `advance` shows it."""
+        with self._lock:
+            self._finished[connection, number] = None
+            self._calls.pop((connection, number), None)
+
+    def _show(self, call: Any) -> None:
+        self._put(f"{self._bar()}  {call.stage} {call.function} … {call.seconds:.0f} s")
+
+    def _bar(self) -> str:
+        filled = _BAR_WIDTH * self._done // max(1, self._total)
+        return f"[{'#' * filled}{'.' * (_BAR_WIDTH - filled)}] {self._done}/{self._total}"
 
 
 def _outcome_line(done: BuildOutcome, check: bool) -> str:

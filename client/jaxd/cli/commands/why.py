@@ -16,7 +16,7 @@ from jaxd.api.method import PersistentMethod
 from jaxd.cli.query import ServerReport, add_query_options, ask_server, positive_int, print_report
 from jaxd_protocol.errors import ConfigurationError
 
-SUMMARY = "show whether a function is compiled, what was compiled last, and why"
+SUMMARY = "show whether a function is compiled, what was last, and why"
 EXAMPLE = "jaxd why train:train_step; jaxd why --recent 5 --json"
 
 _DEFAULT_RECENT: Final = 20

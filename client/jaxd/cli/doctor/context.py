@@ -33,6 +33,14 @@ class Check:
     advice: str = ""
 
 
+def installed_version(package: str) -> str | None:
+    """Of a distribution, which is not imported; None when it is not there."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
 @dataclass(frozen=True)
 class DoctorContext:
     """This machine, this environment, and the server that a call would use.
@@ -78,10 +86,7 @@ class DoctorContext:
 
     def version(self, package: str) -> str | None:
         """Of an installed distribution; None when it is not there."""
-        try:
-            return metadata.version(package)
-        except metadata.PackageNotFoundError:
-            return None
+        return installed_version(package)
 
     def run(self, command: Sequence[str], **environment: str) -> str | None:
         """What a program prints; None when it is not there, fails, or takes a minute."""

@@ -65,10 +65,10 @@ def test_people_get_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     ]  # fmt: skip
     assert cells(first) == [
         "01234567", "train_step", "x: float32[128,8], steps: 10 (static)", "memory", "12,345",
-        "3 min ago", "8.2 s", "16.0 s", "1.46 MB",
+        "3 min ago", "8.2 s", "16 s", "1.46 MB",
     ]  # fmt: skip
     assert cells(second)[3:] == [
-        "disk", "0", "never", "0.25 s", "60.5 s", "5 MB, shared by 3"
+        "disk", "0", "never", "0.25 s", "60 s", "5 MB, shared by 3"
     ]  # fmt: skip
     since = "since the server's worker started, 8 min of building and 2 h saved"
     assert totals == f"2 programs; {since}"

@@ -39,12 +39,16 @@ def test_without_jax_the_extra_is_named(
 
 
 def test_its_help_is_the_servers(runtime: Path) -> None:
-    """Also where no server could run."""
-    said = subprocess.run(
-        [sys.executable, "-P", "-m", "jaxd.cli", "serve", "--help"],
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout
+    """Also where no server could run, and also by `jaxd help`."""
+    said, helped = (
+        subprocess.run(
+            [sys.executable, "-P", "-m", "jaxd.cli", *words],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for words in (["serve", "--help-all"], ["help", "serve"])
+    )
+    assert "--worker-per-principal" in helped
     assert said.startswith("usage: jaxd serve ")
     assert "--insecure-plaintext" in said

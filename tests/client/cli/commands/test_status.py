@@ -128,8 +128,8 @@ def test_people_get_a_short_table(runtime: Path, monkeypatch: pytest.MonkeyPatch
         "disk      8.19 kB in 2,000 files\n"
         "traffic   64 MB received, 0 B sent\n"
         "running   train_step for 5 min\n"
-        "building  slow for 78.0 s\n"
-        "waiting   small for 5.0 s: to be compiled behind slow (78.0 s)\n"
+        "building  slow for 78 s\n"
+        "waiting   small for 5.0 s: waits to be compiled behind slow (78 s)\n"
         "refuses   2 functions in quarantine (jaxd functions --quarantined)\n"
         "log       /l"
     )
@@ -160,7 +160,7 @@ def test_of_several_workers_each_has_a_line() -> None:
     told = "process 8 as user 61000, 0 restarts, 1,200 calls, 3 values, 1 connections"
     assert first == f"worker    alice: ready, {told}"
     assert second == "worker    bob: resting until the next call"
-    silent = "stuck: no word from the worker for 34.0 s; its process is sleeping"
+    silent = "stuck: no word from the worker for 34 s; its process is sleeping"
     assert third.startswith(f"worker    uid:7: {silent}, process 8, 0 restarts, 0 calls")
     assert running == "running   f for 2.0 s, of bob"
 
