@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
+import glob
 import json
 import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
 from jaxd_protocol.base.terminal import Parser, ago, size, table, truncate
 from jaxd_protocol.errors import ConfigurationError
-from jaxd_protocol.network.local_server import cache_root
+from jaxd_protocol.network.addresses import Address
+from jaxd_protocol.network.local_server import cache_root, is_server_running, runtime_dir
 from jaxd_server.cache.catalog import CachedCall, cached_calls, check_records, target_facts
 from jaxd_server.cache.directory import check_trusted, make_trusted
-from jaxd_server.cache.disk_usage import usage
+from jaxd_server.cache.disk_usage import FolderUsage, usage
 from jaxd_server.cache.shared_store import pack, read_store_key, unpack
-from jaxd_server.cache.sweep import clear, sweep
+from jaxd_server.cache.sweep import clear, kept_parts, purge, sweep
 from jaxd_server.config.argument_types import parse_size
 from jaxd_server.config.options import GIB
 
+_INTERRUPTED: Final = 130
 _MIN_DIGITS: Final = 4
 _SHOWN_DIGITS: Final = 12
 _MAX_WIDTH: Final = 48
@@ -32,6 +36,7 @@ examples:
   jaxd cache ls              what is kept, the one used last first
   jaxd cache show 3f2a91     one of them, by its first digits or its function
   jaxd cache gc --max-bytes 2G
+  jaxd cache purge --dry-run how large all of it is, before it is removed
 """
 
 
@@ -39,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command (default: `sys.argv[1:]`); returns the exit code of the process.
 
     Returns:
-        0 done; 1 nothing was found, or something was broken, or the folder cannot be trusted.
+        0 done; 1 nothing was found, or something was broken, or the folder cannot be trusted; 130
+        after Ctrl-C.
 
     Raises:
         SystemExit: with 2 after a usage error, with 0 after `--help`.
@@ -55,10 +61,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = arguments.run(root, arguments)
         sys.stdout.flush()  # a closed pipe shows here
         return code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (EOFError, KeyboardInterrupt):  # in the place of an answer
+        return _INTERRUPTED
     except (ConfigurationError, OSError) as error:
-        if isinstance(error, BrokenPipeError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 1
         _print_error(str(error))
         return 1
 
@@ -102,8 +110,11 @@ def _parser() -> argparse.ArgumentParser:
     pack_.add_argument("file", metavar="FILE", help="a tar archive, which is made or replaced")
     unpack_ = add("unpack", _unpack, "Add what `pack` wrote, if it was signed with the same key.")
     unpack_.add_argument("file", metavar="FILE", help="what `pack` wrote")
-    clear_ = add("clear", _clear, "Remove all of it. Running servers build anew what they need.")
-    clear_.add_argument("--yes", action="store_true", help="do not ask")
+    clear_ = add("clear", _clear, "Remove all programs. Running servers build anew what they need.")
+    purge_ = add("purge", _purge, "Remove all that jaxd keeps in the folder, and the folder.")
+    for removing in (clear_, purge_):
+        removing.add_argument("--yes", action="store_true", help="do not ask on a terminal")
+        removing.add_argument("--dry-run", action="store_true", help="say what would be removed")
     return parser
 
 
@@ -240,15 +251,89 @@ def _remove(path: str) -> None:
 
 
 def _clear(root: str, arguments: argparse.Namespace) -> int:
-    all_ = usage(root)
-    count = sum(all_.files.values())
+    return _remove_all(root, arguments, _programs, clear)
+
+
+def _programs(root: str) -> Mapping[str, FolderUsage]:
+    found = usage(root)
+    return {"programs": FolderUsage(found.bytes, sum(found.files.values()))}
+
+
+def _purge(root: str, arguments: argparse.Namespace) -> int:
+    if os.path.isdir(root) and _is_claimed(root):
+        raise ConfigurationError(
+            f"a server has its table of users in {root}, and would give their numbers to others. "
+            "Stop it first: jaxd stop"
+        )
+    for address in _running_servers():
+        _print_error(
+            f"a server runs at {address}. If it keeps its programs here, it writes them again. "
+            f"Stop it first: jaxd stop --server {address}"
+        )
+    return _remove_all(root, arguments, kept_parts, purge)
+
+
+def _is_claimed(root: str) -> bool:
+    """Whether a server with a worker for each principal has the folder for itself."""
+    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _running_servers() -> list[str]:
+    """The addresses of this user's local servers, those of other environments as well."""
+    sockets = sorted(glob.glob(f"{runtime_dir()}/*/server.sock"))
+    return [str(Address.unix(path)) for path in sockets if is_server_running(path)]
+
+
+def _remove_all(
+    root: str,
+    arguments: argparse.Namespace,
+    measure: Callable[[str], Mapping[str, FolderUsage]],
+    remove: Callable[[str], None],
+) -> int:
+    """Removes what is measured, on a terminal once the user agrees; prints what was freed.
+
+    Returns:
+        0; 1 when the user did not agree, or something could not be removed.
+    """
+    parts = measure(root)
+    found = _sum(parts)
+    whole = {"folder": root, **found._asdict()}
+    if arguments.dry_run:
+        head = f"would remove {_words(found)}, from {root}"
+        rows = [
+            (f"  {name}", f"{part.files} files", size(part.bytes)) for name, part in parts.items()
+        ]
+        return _print(arguments, whole, head, *([table(rows)] if rows else []))
     if not arguments.yes and sys.stdin.isatty():
-        answer = input(f"Remove {count} files, {size(all_.bytes)}, from {root}? [y/N] ")
+        answer = input(f"Remove {_words(found)}, from {root}? [y/N] ")
         if answer.strip().lower() not in ("y", "yes"):
             return 1
-    clear(root)
-    whole = {"folder": root, "files": count, "bytes": all_.bytes}
-    return _print(arguments, whole, f"removed {count} files, {size(all_.bytes)}")
+    remove(root)
+    left = _sum(measure(root))
+    freed = FolderUsage(found.bytes - left.bytes, found.files - left.files)
+    _print(arguments, {**whole, **freed._asdict()}, f"removed {_words(freed)}")
+    if left.files:
+        _print_error(
+            f"{_words(left)}, are left in {root}: a server has just written them, which has to be "
+            "stopped first (jaxd stop), or they belong to another user, who has to remove them"
+        )
+    return int(left.files > 0)
+
+
+def _sum(parts: Mapping[str, FolderUsage]) -> FolderUsage:
+    each = parts.values()
+    return FolderUsage(sum(part.bytes for part in each), sum(part.files for part in each))
+
+
+def _words(found: FolderUsage) -> str:
+    return f"{found.files} files, {size(found.bytes)}"
 
 
 # output ------------------------------------------------------------------------------------------

@@ -25,7 +25,9 @@ TARGET_FILE: Final = "target.json"
 
 _MAX_NAME: Final = 40
 _LONG: Final = "long-"
-_TAG: Final = "CACHEDIR.TAG"
+TAG: Final = "CACHEDIR.TAG"
+"""Tells programs that make backups to leave the folder out."""
+
 _TAG_TEXT: Final = """\
 Signature: 8a477f597d28d172789f06886806bc55
 # Compiled programs of jaxd; can be removed at any time. See https://bford.info/cachedir/
@@ -157,7 +159,7 @@ class Directory:
 
     def _tag(self) -> None:
         """Marks the folder as a cache, which backup programs leave out."""
-        path = f"{self.root}/{_TAG}"
+        path = f"{self.root}/{TAG}"
         if not os.path.lexists(path):
             with contextlib.suppress(OSError), open(path, "x", encoding="ascii") as file:
                 os.fchmod(file.fileno(), 0o644)  # whoever makes backups has to read it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -12,14 +13,26 @@ from functools import cached_property
 from itertools import product
 from typing import Any, Final, NamedTuple
 
-from jaxd_server.cache.directory import KINDS, VERSION, Kind
-from jaxd_server.cache.disk_usage import Entry, entries, files_in, foreign_targets, room, targets
+from jaxd_server.cache.directory import KINDS, TAG, VERSION, Kind
+from jaxd_server.cache.disk_usage import (
+    Entry,
+    FolderUsage,
+    entries,
+    files_in,
+    foreign_targets,
+    is_target,
+    is_version,
+    room,
+    targets,
+)
 from jaxd_server.cache.record_file import InvalidRecord, read_header
 
 _MINUTE_S: Final = 60.0
 _HOUR_S: Final = 3600.0
 _DAY_S: Final = 86400.0
 _LEAST_COST_S: Final = 0.1
+_PARTS: Final = ("eager", "principals", "quarantine", TAG)
+"""What lies in a cache folder beside what is compiled."""
 _LEVEL: Final = 0.9
 _TEMPORARY: Final = re.compile(r"\.(\d+)-[0-9a-f]+\.tmp")
 # How a call names the other records that it needs.
@@ -89,6 +102,29 @@ def clear(root: str) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def kept_parts(root: str) -> dict[str, FolderUsage]:
+    """All that jaxd has below a cache folder, by its name there; the user's own is left out."""
+    names = sorted(os.listdir(root)) if os.path.isdir(root) else []
+    return {name: _tree(f"{root}/{name}") for name in names if _is_own(root, name)}
+
+
+def purge(root: str) -> None:
+    """Removes all of `kept_parts`, and the folder itself where nothing else is in it."""
+    for name in kept_parts(root):
+        shutil.rmtree(f"{root}/{name}", ignore_errors=True)
+        with contextlib.suppress(OSError):  # it was a folder
+            os.unlink(f"{root}/{name}")
+    with contextlib.suppress(OSError):
+        os.rmdir(root)
+
+
+def _is_own(root: str, name: str) -> bool:
+    """Whether jaxd has made it; a folder such as `v1` of the user's own has other things in it."""
+    if not is_version(name):
+        return name in _PARTS
+    return all(is_target(each) for each in os.listdir(f"{root}/{name}") if each[0] != ".")
+
+
 class _Sweep:
     """One sweep under way."""
 
@@ -97,7 +133,9 @@ class _Sweep:
         self._now = time.time()
         self._left = {entry.path: entry for entry in entries(root)}
         self._foreign = {folder: _tree(folder) for folder in foreign_targets(root)}
-        self.taken = sum(each.bytes for each in self._left.values()) + sum(self._foreign.values())
+        self.taken = sum(each.bytes for each in self._left.values()) + sum(
+            each.bytes for each in self._foreign.values()
+        )
         self.files = 0
         self.freed = 0
 
@@ -125,11 +163,11 @@ class _Sweep:
 
     def remove_until(self, limit: int, target: str | None) -> None:
         """Removes in the order of `sweep` until at most `limit` is taken."""
-        for folder, size in self._foreign.items():
+        for folder, tree in self._foreign.items():
             if self.taken > limit:
                 shutil.rmtree(folder, ignore_errors=True)
-                self.taken -= size
-                self.freed += size
+                self.taken -= tree.bytes
+                self.freed += tree.bytes
         self._remove_targets(limit, target)
         if self.taken > limit:
             self._remove_units(self._orphans(limit), limit)
@@ -233,13 +271,16 @@ def _seconds(fields: dict[Any, Any], name: str) -> float:
     return float(value) if isinstance(value, int | float) and value > 0 else 0.0
 
 
-def _tree(folder: str) -> int:
-    return sum(
+def _tree(path: str) -> FolderUsage:
+    """What lies below a folder, or of one file."""
+    sizes = [room(os.lstat(path).st_size)] if not os.path.isdir(path) else []
+    sizes += [
         room(status.st_size)
-        for path, _, _ in os.walk(folder)
-        for file, status in files_in(path)
+        for folder, _, _ in os.walk(path)
+        for file, status in files_in(folder)
         if file.is_file(follow_symlinks=False)
-    )
+    ]
+    return FolderUsage(sum(sizes), len(sizes))
 
 
 def _is_left_over(name: str, age_s: float) -> bool:

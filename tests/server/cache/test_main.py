@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -234,6 +236,102 @@ def test_clear_asks_on_a_terminal(
     monkeypatch.setattr(sys, "stdin", Terminal(typed))
     assert main(["clear", *words]) == left
     assert len(os.listdir(root / "v2")) == left
+
+
+def test_purge_removes_all_that_jaxd_keeps(
+    store: Store, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And the folder; first, `--dry-run` says how large each part is, and removes nothing."""
+    for folder in ("eager", "quarantine", "v1/0123456789abcdef"):
+        (root / folder).mkdir(parents=True)
+        (root / folder / "file").write_bytes(b"x" * 5000)
+    assert main(["purge", "--dry-run"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert rows[0][:2] == ["would", "remove"]
+    assert [row[0] for row in rows[1:]] == ["CACHEDIR.TAG", "eager", "quarantine", "v1", "v2"]
+    assert rows[2] == ["eager", "1", "files", "8.19", "kB"]
+    files = [path for path in root.rglob("*") if path.is_file()]
+    assert main(["purge"]) == 0
+    assert capsys.readouterr().out.startswith(f"removed {len(files)} files, ")
+    assert not root.exists()
+    assert main(["purge", "--json"]) == 0
+    assert said_as_json(capsys) == {"folder": str(root), "bytes": 0, "files": 0}
+
+
+def test_purge_leaves_what_is_not_jaxds(store: Store, root: Path, tmp_path: Path) -> None:
+    """Where the cache folder is one that its user has other things in, also behind a link."""
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "data").touch()
+    (root / "v7").mkdir()
+    (root / "v7" / "draft.txt").touch()
+    (root / "notes").touch()
+    (root / "eager").symlink_to(mine)
+    assert main(["purge", "--yes"]) == 0
+    assert sorted(os.listdir(root)) == ["notes", "v7"]
+    assert (mine / "data").exists()
+
+
+def test_clear_has_a_dry_run(store: Store, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It says the same as without, and removes nothing."""
+    assert main(["clear", "--dry-run"]) == 0
+    assert capsys.readouterr().out.startswith(f"would remove 3 files, 20.5 kB, from {root}\n")
+    assert main(["ls", "--json"]) == 0
+    assert len(said_as_json(capsys)["calls"]) == 2
+
+
+def test_purge_asks_on_a_terminal(
+    store: Store, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Anything but yes, and the end of the input, leave all as it is."""
+    for typed, code in (("n\n", 1), ("", 130)):
+        monkeypatch.setattr(sys, "stdin", Terminal(typed))
+        assert main(["purge"]) == code
+        assert f"from {root}? [y/N]" in capsys.readouterr().out
+        assert root.exists()
+    monkeypatch.setattr(sys, "stdin", Terminal("y\n"))
+    assert main(["purge"]) == 0
+    assert not root.exists()
+
+
+def test_purge_names_the_servers_that_run(
+    store: Store, root: Path, runtime: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They write there again; those of other environments too."""
+    folder = runtime / "jaxd" / "0123456789ab"
+    folder.mkdir(parents=True)
+    address = f"unix://{folder}/server.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{folder}/server.sock")
+        listener.listen()
+        assert main(["purge"]) == 0
+        assert f"Stop it first: jaxd stop --server {address}\n" in capsys.readouterr().err
+    assert main(["purge"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_purge_leaves_the_table_of_users_to_its_server(
+    store: Store, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a server with a worker for each principal, which holds a lock of the folder."""
+    descriptor = os.open(root, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    assert main(["purge", "--yes"]) == 1
+    assert "Stop it first: jaxd stop" in capsys.readouterr().err
+    assert (root / "v2").exists()
+    os.close(descriptor)
+    assert main(["purge", "--yes"]) == 0
+
+
+def test_what_cannot_be_removed_is_said(
+    store: Store, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was not freed."""
+    monkeypatch.setattr("jaxd_server.cache.sweep.shutil.rmtree", lambda *_, **__: None)
+    assert main(["purge"]) == 1
+    said = capsys.readouterr()
+    assert said.out == "removed 1 files, 4.1 kB\n"
+    assert f"are left in {root}" in said.err
 
 
 def test_another_folder_can_be_named(
