@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
-import shutil
 import sys
-import textwrap
 from collections.abc import Sequence
 from typing import NamedTuple, NoReturn, Protocol
 
 from jaxd.cli.commands import (
+    completion,
     demo,
     doctor,
     functions,
@@ -87,7 +85,7 @@ class Version:
         from jaxd.cli.doctor.context import installed_version
 
         packages = {name: installed_version(name) for name in _VERSIONED}
-        versions = {"jaxd": __version__, "Python": platform.python_version(), **packages}
+        versions = {"jaxd": __version__, "Python": sys.version.split()[0], **packages}
         lines = (f"{name} {version or '(not installed)'}" for name, version in versions.items())
         report = {name.lower(): version for name, version in versions.items()}
         return print_report(arguments, report, lambda: "\n".join(lines))
@@ -117,7 +115,11 @@ _GROUPS: dict[str, dict[str, Command | Forwarded]] = {
         "cache": Forwarded("list, check or remove what is kept on disk", "jaxd_server.cache"),
         "token": token,
     },
-    "this command": {"help": Help(), "version": Version()},
+    "this command": {
+        "help": Help(),
+        "version": Version(),
+        "completion": completion.Completion(lambda fill: _parser(fill)),  # noqa: PLW0108  is below
+    },
 }
 """The commands as `jaxd --help` lists them."""
 
@@ -209,6 +211,9 @@ def _split_program(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
 
 def _help_text() -> str:
     """The commands by what they are for, as wide as the terminal, 80 columns at most."""
+    import shutil  # neither is needed for anything else
+    import textwrap
+
     width = min(80, shutil.get_terminal_size().columns)
     lines = ["usage: jaxd COMMAND ...   (jaxd help COMMAND has more)", "", _DESCRIPTION]
     for title, commands in _GROUPS.items():
@@ -222,13 +227,15 @@ def _help_text() -> str:
     return "\n".join([*lines, "", _EXAMPLES.rstrip()])
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(fill: completion.Fill = lambda *_: None) -> Parser:
+    """The parser of all commands; `fill` adds the options of those that are forwarded."""
     parser = Parser(prog="jaxd", description=_DESCRIPTION, allow_abbrev=False)
     parser.add_argument("-V", "--version", action="store_true", help="as the command version")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
     for name, command in _COMMANDS.items():
         if isinstance(command, Forwarded):
-            commands.add_parser(name, help=command.SUMMARY)  # its options stand in that module
+            own = commands.add_parser(name, help=command.SUMMARY, add_help=False)
+            fill(own, command.module)
             continue
         own = commands.add_parser(
             name,

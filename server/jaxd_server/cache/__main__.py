@@ -79,7 +79,7 @@ def _real(root: str) -> str:
     return real
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     parser = Parser(
         prog="jaxd cache",
         description="Look at the compiled programs that are kept on disk, and remove them.",

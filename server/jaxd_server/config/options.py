@@ -559,7 +559,7 @@ class _FirstPage(argparse.Action):
         parser.exit()
 
 
-def _parser(shown: Container[str] | None = None) -> argparse.ArgumentParser:
+def _parser(shown: Container[str] | None = None) -> Parser:
     """The parser of all options; `shown` are those that its help lists, by default all."""
     parser = Parser(
         prog="jaxd serve",

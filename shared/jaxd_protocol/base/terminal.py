@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
+
+DESCRIBE: Final = "--describe-options"
+"""Has a command print as JSON what `Parser.described` returns: for completion, not for people."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -20,9 +24,26 @@ class Parser(argparse.ArgumentParser):
         stop = "" if message.endswith("?") else "."
         self.exit(2, f"jaxd: {message}{stop} See: {self.prog} --help\n")
 
+    def described(self) -> dict[str, Any]:
+        """Its options and commands as plain values, from which a parser like it can be made."""
+        shown = [action for action in self._actions if action.help != argparse.SUPPRESS]
+        listed = [action for action in shown if not isinstance(action.choices, dict)]
+        options = [(action.option_strings or [action.dest], _keywords(action)) for action in listed]
+        commands = {name: own.described() for name, own in self.commands.items()}
+        return {"help": self.description, "arguments": options, "commands": commands}
+
+    @property
+    def commands(self) -> dict[str, Parser]:
+        """The parsers of its commands, by their names."""
+        groups = self._subparsers._group_actions if self._subparsers else []  # noqa: SLF001
+        return dict(groups[0].choices or {}) if groups else {}
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As that of argparse, but nothing is left over: an unknown word is an error."""
         words = list(sys.argv[1:] if args is None else args)
+        if words == [DESCRIBE]:
+            sys.stdout.write(json.dumps(self.described()))
+            self.exit()
         self._check_options(words)
         found, unknown = super().parse_known_args(words, namespace)
         if unknown:
@@ -51,6 +72,13 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(None, f"there is no command {str(value)!r}{near}")
         listed = ", ".join(known)
         raise argparse.ArgumentError(action, f"{str(value)!r} is none of: {listed}{near}")
+
+
+def _keywords(action: argparse.Action) -> dict[str, Any]:
+    """What `add_argument` needs for an argument that takes the same words."""
+    choices = [str(choice) for choice in action.choices] if action.choices else None
+    told = {"metavar": action.metavar, "nargs": action.nargs, "choices": choices}
+    return {"help": action.help, **({"action": "store_true"} if action.nargs == 0 else told)}
 
 
 def _suggestion(word: str, known: Iterable[str]) -> str:

@@ -43,8 +43,8 @@ _OUT_OF_REACH: Final = frozenset("IES")
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
     parser.usage = "jaxd run [--server ADDRESS] [--report] PYTHON-ARGUMENTS ..."
-    parser.description = textwrap.fill(
-        "Runs `python PYTHON-ARGUMENTS`: a script, `-m module`, `-c code` or `-`, with its own "
+    parser.description = f"{parser.description}\n\n" + textwrap.fill(
+        "It is `python PYTHON-ARGUMENTS`: a script, `-m module`, `-c code` or `-`, with its own "
         "arguments. What the program and its libraries give to jax.jit is answered by a server, "
         "where it stays compiled; what a server cannot answer runs under jax.jit as ever. "
         "Everything else is as with python: exit code, signals, tracebacks, child processes. "
@@ -57,6 +57,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--report", action="store_true", help="at the end say what ran in the program, and why"
     )
+    parser.add_argument("program", nargs="*", metavar="PYTHON-ARGUMENTS", help="those of python")
 
 
 def split(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
@@ -162,10 +163,11 @@ class Verify:
         """Adds the options of the command."""
         parser.usage = "jaxd verify [--server ADDRESS] [--json] -- COMMAND ..."
         parser.description = (
-            "Runs COMMAND, such as `python train.py` or `python -m train`, with JAXD_VERIFY=1: its "
-            "functions are traced once more in its own processes, which need jax in the server's "
-            "version, and a program that differs raises StaleProgramError there. Ends with the "
-            f"exit code of COMMAND, or {MISMATCH} when programs differed. See docs/verify.md."
+            f"{parser.description}\nCOMMAND, such as `python train.py` or `python -m train`, runs "
+            "with JAXD_VERIFY=1: its functions are traced once more in its own processes, which "
+            "need jax in the server's version, and a program that differs raises "
+            "StaleProgramError there. Ends with the exit code of COMMAND, or "
+            f"{MISMATCH} when programs differed. See docs/verify.md."
         )
         add_query_options(parser)
 
