@@ -138,8 +138,7 @@ def write_token_file(path: str, *, replace: bool = False) -> str:
     token = secrets.token_urlsafe(32)
     directory = os.path.dirname(os.path.abspath(path))
     try:
-        if not os.path.isdir(directory):
-            os.makedirs(directory, mode=0o700)
+        os.makedirs(directory, mode=0o700, exist_ok=True)
         if replace:
             draft = f"{path}.{os.getpid()}"
             _write_private(draft, token + "\n")
