@@ -5,16 +5,22 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from jaxd.api.client import Client
 from jaxd.api.why import running_server
 from jaxd.connection.control_client import send_request
+from jaxd.connection.discovery import has_server_extra
 from jaxd.connection.settings import Settings
 from jaxd.dispatch.caller import Caller
 from jaxd_protocol.errors import ConfigurationError, NoServer
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import LocalServerFiles, control_path
+
+_NO_SERVER_HERE: Final = (
+    "This environment has no jax, so it cannot run one. Either run: pip install 'jaxd[server]', or "
+    "set JAXD_SERVER to the address of a server, such as ssh://gpu-host"
+)
 
 ServerReport = Mapping[str, Any]
 
@@ -117,10 +123,10 @@ def ask_host(
 
 def no_server_at(address: Address) -> NoServer:
     """The error of a query at whose address no server runs."""
-    is_default = address == Address.unix(LocalServerFiles.of_this_environment().socket)
-    return NoServer(
-        f"no server runs at {address}. {'Start one: jaxd start' if is_default else address.advice}"
-    )
+    advice = address.advice
+    if address == Address.unix(LocalServerFiles.of_this_environment().socket):
+        advice = "Start one: jaxd start" if has_server_extra() else _NO_SERVER_HERE
+    return NoServer(f"no server runs at {address}. {advice}")
 
 
 def print_report(

@@ -311,7 +311,7 @@ def _remove_all(
             (f"  {name}", f"{part.files} files", size(part.bytes)) for name, part in parts.items()
         ]
         return _print(arguments, whole, head, *([table(rows)] if rows else []))
-    if not arguments.yes and sys.stdin.isatty():
+    if found.files and not arguments.yes and sys.stdin.isatty():
         answer = input(f"Remove {_words(found)}, from {root}? [y/N] ")
         if answer.strip().lower() not in ("y", "yes"):
             return 1

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxd.cli.__main__ import _COMMANDS, _GROUPS
+from jaxd.cli.__main__ import _GROUPS
 from jaxd_protocol import __version__
 
 pytestmark = pytest.mark.usefixtures("runtime")
@@ -57,7 +57,7 @@ def test_a_narrow_terminal_gets_narrow_help() -> None:
     assert narrow.split() == wide.split()
 
 
-@pytest.mark.parametrize("name", [*_COMMANDS])
+@pytest.mark.parametrize("name", ["status", "run", "serve", "cache"])
 def test_help_of_a_command_is_that_of_its_option(name: str) -> None:
     """Also of those that a program of the server runs."""
     code, said, error = jaxd("help", name)
@@ -113,7 +113,9 @@ def test_what_is_not_installed_has_no_version(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [[], ["version"], ["help", "status"], ["statsu"], ["status"], ["stop"]], ids=" ".join
+    "words",
+    [[], ["version"], ["help", "status"], ["statsu"], ["status"], ["completion", "zsh"]],
+    ids=" ".join,
 )
 def test_no_heavy_package_is_imported(words: list[str]) -> None:
     """Neither jax nor numpy, rpyc or cloudpickle."""
@@ -152,6 +154,28 @@ def test_no_server_is_advised_that_the_command_would_not_find(
 def test_the_local_server_is_started_by_start() -> None:
     """Where nothing names another one."""
     assert jaxd("status")[2].endswith("Start one: jaxd start\n")
+
+
+def test_where_no_server_can_run_none_is_to_be_started() -> None:
+    """Without jax, `jaxd start` would be the next error."""
+    hidden = "import sys; sys.modules['jax'] = None; from jaxd.cli.__main__ import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", hidden, "status"], capture_output=True, text=True, check=False
+    )
+    assert "Either run: pip install 'jaxd[server]', or set JAXD_SERVER" in done.stderr
+    assert "jaxd start" not in done.stderr
+
+
+@pytest.mark.slow
+def test_start_says_where_calls_go(tmp_path: Path) -> None:
+    """Where JAXD_SERVER names another server, which is not the one that was started."""
+    try:
+        code, _, error = jaxd("start", JAXD_SERVER="tcp://gpu-host:1")
+        assert code == 0
+        assert "calls still go to tcp://gpu-host:1" in error
+        assert "calls still go" not in jaxd("start")[2]
+    finally:
+        jaxd("stop")
 
 
 def test_status_says_why_nothing_answers(tmp_path: Path) -> None:

@@ -292,6 +292,9 @@ def test_purge_asks_on_a_terminal(
     monkeypatch.setattr(sys, "stdin", Terminal("y\n"))
     assert main(["purge"]) == 0
     assert not root.exists()
+    capsys.readouterr()
+    assert main(["purge"]) == 0  # and where nothing is, nobody is asked
+    assert capsys.readouterr().out == "removed 0 files, 0 B\n"
 
 
 def test_purge_names_the_servers_that_run(

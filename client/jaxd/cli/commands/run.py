@@ -57,7 +57,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--report", action="store_true", help="at the end say what ran in the program, and why"
     )
-    parser.add_argument("program", nargs="*", metavar="PYTHON-ARGUMENTS", help="those of python")
+    parser.add_argument(
+        "program", nargs="*", metavar="PYTHON-ARGUMENTS", help="as python takes them"
+    )
 
 
 def split(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
