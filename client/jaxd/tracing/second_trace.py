@@ -23,6 +23,7 @@ from jaxd.interop.lazy_array import ArrayLike, LazyArray
 from jaxd.interop.remote_array import RemoteArray
 from jaxd.request.array_specs import zeros_of
 from jaxd.request.function_snapshot import FunctionSpec
+from jaxd.results.exceptions import hide_own_frames
 from jaxd.tracing.inline import local_jax_settings
 from jaxd_protocol.base.process import reset_after_fork
 from jaxd_protocol.errors import ArgumentError, JaxdError
@@ -255,7 +256,11 @@ def keep_calls_inside(wrapper: type[FunctionWrapper]) -> None:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if _is_tracing_again.get():
             return call_jitted(self.__wrapped__, jit_options_of(self) or (), args, kwargs)
-        return plain(self, *args, **kwargs)
+        try:
+            return plain(self, *args, **kwargs)
+        except BaseException as error:
+            hide_own_frames(error)  # this one is there as well
+            raise
 
     setattr(call, _CALLS_INSIDE, True)
     wrapper.__call__ = call  # type: ignore[method-assign]
