@@ -175,10 +175,11 @@ class BulkStream(SocketStream):  # type: ignore[misc]
         arrivals: where those that arrive are kept; None drops them.
     """
 
-    __slots__ = ("_poll", "arrivals", "passes_descriptors")
+    __slots__ = ("_poll", "_reports_silence", "arrivals", "passes_descriptors")
 
     def __init__(self, sock: socket.socket) -> None:
         super().__init__(sock)
+        self._reports_silence = False
         self._poll: select.poll | None = None
         self.passes_descriptors = can_pass(sock)
         self.arrivals: ReceivedDescriptors | None = None
@@ -198,10 +199,22 @@ class BulkStream(SocketStream):  # type: ignore[misc]
         that another thread makes (`_thread.interrupt_main`, as debuggers do), does not end that
         call, which may last as long as the peer keeps silent.
         """
-        period = struct.pack("ll", 0, int(INTERRUPTIBLE_S * 1e6))  # a timeval; on Windows: for ever
+        self._limit_waits(INTERRUPTIBLE_S, socket.SO_RCVTIMEO, socket.SO_SNDTIMEO)
+
+    def report_silence(self, seconds: float) -> None:
+        """From now on `receive_into` raises `TimeoutError` where nothing comes for so long.
+
+        The system counts the time while it waits, so that what does come costs nothing more.
+        """
+        self._reports_silence = True
+        self._limit_waits(seconds, socket.SO_RCVTIMEO)
+
+    def _limit_waits(self, seconds: float, *options: int) -> None:
+        whole = int(seconds)
+        limit = struct.pack("ll", whole, int((seconds - whole) * 1e6))  # a timeval
         with suppress(OSError):  # macOS: the peer is gone already
-            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-                self.sock.setsockopt(socket.SOL_SOCKET, option, period)
+            for option in options:  # on Windows, where it is no timeval: for ever
+                self.sock.setsockopt(socket.SOL_SOCKET, option, limit)
 
     def wait_readable(self, timeout_s: float | None) -> bool:
         """Whether bytes (or the end) are there within `timeout_s` seconds; None waits for ever."""
@@ -242,6 +255,7 @@ class BulkStream(SocketStream):  # type: ignore[misc]
         Raises:
             EOFError: when the peer closed the connection or it broke.
             ProtocolError: when descriptors come that no message announces.
+            TimeoutError: when nothing has come for a while; see `report_silence`.
         """
         sock = self.sock
         try:
@@ -253,7 +267,7 @@ class BulkStream(SocketStream):  # type: ignore[misc]
             else:
                 received.extend(map(_FIRST, map(sock.recvmsg_into, (views,))))
         except BlockingIOError:
-            return
+            return self._on_silence()
         except ProtocolError:  # which is an OSError as well
             raise
         except OSError as error:
@@ -262,6 +276,11 @@ class BulkStream(SocketStream):  # type: ignore[misc]
         if not received[-1]:
             self.close()
             raise EOFError("connection closed by the peer")
+        return None
+
+    def _on_silence(self) -> None:
+        if self._reports_silence:
+            raise TimeoutError("the peer is silent")
 
     def send_some(
         self, views: list[memoryview], sent: list[int], descriptors: Sequence[int] = ()
@@ -288,8 +307,17 @@ class BulkStream(SocketStream):  # type: ignore[misc]
         except BlockingIOError:
             return
         except OSError as error:
-            self.close()
+            self.shutdown()
             raise EOFError(f"connection lost: {error}") from error
+
+    def shutdown(self) -> None:
+        """Ends the connection for both ends; whoever reads notices that, and closes the socket.
+
+        Another thread must not close it: where the socket is waited for by its number (epoll), no
+        one would notice, and the number may be that of another file by then.
+        """
+        with suppress(EOFError, OSError):  # it is closed, or has ended already
+            self.sock.shutdown(socket.SHUT_RDWR)
 
     def flush(self) -> None:
         """Sends what `send_some` counted and an interrupt kept here: nothing, without TLS."""

@@ -146,15 +146,20 @@ class TlsSocket:
         """Whether there are bytes that have left the socket and were not returned yet."""
         return bool(self._arrived.pending or self._tls.pending())
 
-    def receive_into(self, views: Sequence[memoryview], received: list[int]) -> None:
+    def receive_into(self, views: Sequence[memoryview], received: list[int]) -> bool:
         """Waits for bytes, fills the views as far as they suffice, and appends how many they were.
+
+        Returns:
+            Whether any have come before the socket's own limit, if it has one, was over.
 
         Raises:
             EOFError: when the peer closed the connection.
             OSError: when the connection broke.
         """
         while not self._open_records(views, received):
-            self._receive(None)
+            if not self._receive(None):
+                return False
+        return True
 
     def send_some(self, views: Sequence[memoryview], sent: list[int]) -> None:
         """Encrypts the first of the bytes, appends how many, and sends them.
@@ -189,10 +194,10 @@ class TlsSocket:
                 # map and extend run in C: no interrupt between the system call and its count
                 outgoing.counts.extend(map(self.raw.send, (rest,)))
 
-    def _receive(self, deadline: float | None) -> None:
+    def _receive(self, deadline: float | None) -> bool:
         """Waits for bytes from the socket, and hands them to OpenSSL in the same C call.
 
-        There may be none; the caller repeats it as needed.
+        Returns whether there were any; the caller repeats it as needed.
         """
         if deadline is not None:
             left_s = deadline - time.monotonic()
@@ -202,9 +207,10 @@ class TlsSocket:
         try:
             arrived = list(map(self._arrived.write, map(self.raw.recv, (_STEP_BYTES,))))
         except BlockingIOError:  # see `BulkStream.stay_interruptible`
-            return
+            return False
         if not arrived[0]:
             raise EOFError("the peer closed the connection")
+        return True
 
     def _open_records(self, views: Sequence[memoryview], received: list[int]) -> bool:
         """Decrypts what has arrived into the views; whether there was any."""

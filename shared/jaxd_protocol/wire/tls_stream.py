@@ -38,14 +38,17 @@ class TlsStream(BulkStream):
         return lambda: has_input() or is_readable()
 
     def receive_into(self, views: list[memoryview], received: list[int]) -> None:
-        """Receives once, and counts what was decrypted.
+        """Receives once, and counts what was decrypted; there may be none, as of `BulkStream`.
 
         Raises:
             EOFError: when the peer closed the connection, it broke, or an interrupt made the
                 count unknown.
+            TimeoutError: when nothing has come for a while; see `report_silence`.
         """
-        with self._ending():
-            self._tls.receive_into(views, received)
+        with self._ending(self.close):
+            has_come = self._tls.receive_into(views, received)
+        if not has_come:
+            self._on_silence()
 
     def send_some(
         self, views: list[memoryview], sent: list[int], descriptors: Sequence[int] = ()
@@ -60,7 +63,7 @@ class TlsStream(BulkStream):
             raise InternalError(
                 "open files cannot travel over TLS. Send what is in them; please report this."
             )
-        with self._ending():
+        with self._ending(self.shutdown):
             self._tls.send_some(views, sent)
 
     def flush(self) -> None:
@@ -69,16 +72,16 @@ class TlsStream(BulkStream):
         Raises:
             EOFError: when the connection broke.
         """
-        with self._ending():
+        with self._ending(self.shutdown):
             self._tls.flush()
 
     @contextmanager
-    def _ending(self) -> Iterator[None]:
+    def _ending(self, end: Callable[[], None]) -> Iterator[None]:
         try:
             yield
         except EOFError:
-            self.close()
+            end()
             raise
         except OSError as error:  # of the socket, or of TLS
-            self.close()
+            end()
             raise EOFError(f"connection lost: {error}") from error

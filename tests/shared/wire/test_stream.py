@@ -141,6 +141,38 @@ def test_a_reset_connection_is_the_end_too() -> None:
         assert stream.closed
 
 
+def test_silence_is_told_from_the_end(pair: tuple[BulkStream, BulkStream]) -> None:
+    """Where it is asked for; what comes later is received, and nothing is lost."""
+    ours, theirs = pair
+    ours.report_silence(0.001)
+    data, received = bytearray(8), list[int]()
+    for _ in range(2):
+        with pytest.raises(TimeoutError):
+            ours.receive_into([memoryview(data)], received)
+    theirs.send_some([memoryview(b"abc")], [])
+    ours.receive_into([memoryview(data)], received)
+    assert (received, bytes(data[:3])) == ([3], b"abc")
+    theirs.close()
+    with pytest.raises(EOFError):
+        ours.receive_into([memoryview(data)], received)
+
+
+def test_who_cannot_send_leaves_the_socket_to_who_reads(
+    pair: tuple[BulkStream, BulkStream],
+) -> None:
+    """Its number must not become that of another file while it is waited for."""
+    ours, theirs = pair
+    theirs.sock.shutdown(socket.SHUT_RD)
+    with pytest.raises(EOFError):
+        ours.send_some([memoryview(b"x")], [])
+    assert not ours.closed
+    assert ours.wait_readable(None)
+    with pytest.raises(EOFError):
+        ours.receive_into([memoryview(bytearray(1))], [])
+    assert ours.closed
+    ours.shutdown()  # is nothing any more
+
+
 @pytest.mark.parametrize("poll", [True, False])
 def test_waiting_ends_with_bytes_or_with_the_time(
     pair: tuple[BulkStream, BulkStream], monkeypatch: pytest.MonkeyPatch, poll: bool

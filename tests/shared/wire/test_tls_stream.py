@@ -129,6 +129,28 @@ def test_waiting_knows_of_bytes_that_have_left_the_socket(pair: Pair) -> None:
     assert other.has_ended()
 
 
+def test_only_a_peer_that_has_sent_nothing_is_silent(pair: Pair) -> None:
+    """Bytes that have left the socket are received first; half a record is not lost."""
+    one, other = pair
+    other.report_silence(0.001)
+    data, received = bytearray(3), list[int]()
+    one.send_some([memoryview(b"abcdef")], [])
+    for expected in (b"abc", b"def"):
+        other.receive_into([memoryview(data)], received)
+        assert bytes(data) == expected
+    for _ in range(2):
+        with pytest.raises(TimeoutError):
+            other.receive_into([memoryview(data)], received)
+    one._tls._encrypt(b"ghi", [])
+    record = one._tls._encrypted.read()
+    one.sock.sendall(record[:9])
+    with pytest.raises(TimeoutError):
+        other.receive_into([memoryview(data)], received)
+    one.sock.sendall(record[9:])
+    other.receive_into([memoryview(data)], received)
+    assert (received, bytes(data)) == ([3, 3, 3], b"ghi")
+
+
 def test_the_end_of_the_peer_is_the_end(pair: Pair) -> None:
     """For reading and writing, now and ever after."""
     one, other = pair
