@@ -153,6 +153,23 @@ def test_large_arrays_travel_over_every_kind_of_line(house: House) -> None:
         assert np.array_equal(np.asarray(client.persistent_call(double)(LARGE)), LARGE * 2)
 
 
+@pytest.mark.slow
+def test_idle_clients_need_no_threads_of_their_workers(house: House) -> None:
+    """However they came to them; what they send later is taken up."""
+    clients = (house.alice, house.bob, house.owner)
+    for client in clients:
+        assert client.persistent_call(double)(X).tolist() == [2.0] * 3
+    names = ("connections", "idle_connections")
+    until(
+        lambda: (
+            [[row["worker"][name] for name in names] for row in house.rows().values()]
+            == [[1, 1]] * len(clients)
+        )
+    )
+    for client in clients:
+        assert client.persistent_call(double)(X).tolist() == [2.0] * 3
+
+
 @pytest.mark.soak
 def test_the_end_of_one_worker_is_not_noticed_by_others(house: House) -> None:
     """Same process, same session, and what they hold is there."""

@@ -355,4 +355,5 @@ class InProcessServer:
         while self.parts.status.now()["connections"]:
             assert time.monotonic() < deadline
             os.sched_yield()
+        worker_context.idle_connections.close()
         self._folder.cleanup()

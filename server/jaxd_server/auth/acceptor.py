@@ -12,8 +12,8 @@ import resource
 import selectors
 import socket
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Protocol
 
 from jaxd_protocol.base.process import start_thread
@@ -49,7 +49,10 @@ class Authenticates(Protocol):
 
 
 class Acceptor:
-    """Accepts the peers of one listener, with a thread for each.
+    """Accepts the peers of one listener, and authenticates each in a thread of its own.
+
+    A connection may outlive that thread. What its end has to undo is therefore kept in an object,
+    an `ExitStack`, which whoever ends the connection closes.
 
     The listening socket is shared with the host and with the process that comes after this one:
     it is never shut down here, only closed.
@@ -142,28 +145,39 @@ class Acceptor:
 
     def _handle(self, sock: socket.socket) -> None:
         peer, place = _peer_of(sock)
-        admitted = None
-        try:
+        with ExitStack() as end:
+            sockets = end.enter_context(ExitStack())  # closed last: first it is logged why
+            sockets.callback(self._clients.discard, sock)
+            sockets.callback(sock.close)
+            end.enter_context(self._logging_failures(peer, place))
             admitted = self._authenticator.admit(sock)
+            sockets.callback(admitted.stream.close)
             if admitted.account is not None:
                 log_event("client_admitted", peer=peer, principal=admitted.principal)
-            with self._connected_accounts.present(sock, admitted.account):
-                self._serve_client(admitted)
+            end.enter_context(self._connected_accounts.present(sock, admitted.account))
+            self._serve_client(admitted, end)
+
+    def _serve_client(self, admitted: AuthenticatedPeer, end: ExitStack) -> None:
+        """Serves an authenticated client.
+
+        Args:
+            admitted: the client.
+            end: closed when this returns, and the connection with it; `end.pop_all()` is for who
+                closes it later.
+        """
+        raise NotImplementedError
+
+    @contextmanager
+    def _logging_failures(self, peer: str, place: str) -> Iterator[None]:
+        """Logs what goes wrong with a client, which does not affect others."""
+        try:
+            yield
         except JaxdError as error:
             self._log_refusal("client_refused", logging.WARNING, peer, place, str(error))
         except (EOFError, OSError) as error:
             self._log_refusal("client_left_early", logging.INFO, peer, place, str(error))
-        except Exception:  # noqa: BLE001  a failure with one client does not affect others
+        except Exception:  # noqa: BLE001  whatever it is
             log_event("client_failed", level=logging.ERROR, peer=peer)
-        finally:
-            self._clients.discard(sock)
-            sock.close()
-            if admitted is not None:
-                admitted.stream.close()
-
-    def _serve_client(self, admitted: AuthenticatedPeer) -> None:
-        """Serves an authenticated client; returns when its connection ends."""
-        raise NotImplementedError
 
     def _log_refusal(self, event: str, level: int, peer: str, place: str, reason: str) -> None:
         """Logs at a limited rate, so that a peer cannot fill the disk."""
@@ -205,7 +219,7 @@ class RefusingAcceptor(Acceptor):
             with suppress(OSError):  # its own thread closes it
                 sock.shutdown(socket.SHUT_RD)
 
-    def _serve_client(self, admitted: AuthenticatedPeer) -> None:
+    def _serve_client(self, admitted: AuthenticatedPeer, end: ExitStack) -> None:
         if admitted.client_identity is not None:  # a stock client understands nothing
             refuse_client(admitted.stream, ServerStartFailed(self._why()))
 

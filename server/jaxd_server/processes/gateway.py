@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Final
 
 from jaxd_protocol.errors import (
@@ -253,7 +253,7 @@ class GatewayListener(Acceptor):
         with self._gateway.counting_client(f"uid:{uid} comes in"):
             return self._authenticator.admit(sock)
 
-    def _serve_client(self, admitted: AuthenticatedPeer) -> None:
+    def _serve_client(self, admitted: AuthenticatedPeer, end: ExitStack) -> None:
         line = admitted.stream
         try:
             with self._gateway.counting_client(admitted.principal):

@@ -2,7 +2,9 @@
 
 The thread that reads a warm call runs it itself: handing it to another thread would cost more than
 everything else together. No thread reads meanwhile. When a call takes longer than it used to, the
-watchdog starts another reading thread, and the first one ends when its call is done.
+watchdog starts another reading thread, and the first one ends when its call is done. When nothing
+comes for a while and nothing is under way, the reading thread leaves the connection to the
+`IdleConnections`, and ends; the next message has another one read on.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Final
 
@@ -32,7 +35,7 @@ from jaxd_server.rpc.services import SERVICE_VERBS, VALUE_VERBS, check_arguments
 from jaxd_server.rpc.services.programs import offered_program
 from jaxd_server.rpc.services.values import ValueService
 from jaxd_server.rpc.sessions import Session, SessionState
-from jaxd_server.rpc.worker_context import STALL_S, WorkerContext
+from jaxd_server.rpc.worker_context import SILENCE_S, STALL_S, WorkerContext
 from jaxd_server.runtime.logs import log_event
 
 _MAX_HELD_S: Final = 0.0005
@@ -44,33 +47,52 @@ _OF_VERIFICATION: Final = ("verified_programs", "stale_programs", "incomparable_
 
 
 class ReaderHandoff:
-    """The right to read one connection; exactly one thread has it.
+    """The right to read one connection: one thread has it, or none while the connection is idle.
+
+    Whoever has it ends the connection as well. A thread that has lost it, and fails, interrupts the
+    one in charge, or wakes the idle connection.
 
     Args:
         read_one: reads and handles one message; raises EOFError at the end.
-        on_end: called once, when the connection ended.
+        interrupt: brings that end about, for the thread that reads now or next.
+        on_end: called once, when the connection ended, with the first error.
     """
 
-    def __init__(self, read_one: Callable[[], None], on_end: Callable[[Exception], None]) -> None:
+    def __init__(
+        self,
+        read_one: Callable[[], None],
+        interrupt: Callable[[], None],
+        on_end: Callable[[BaseException], None],
+    ) -> None:
         self._read_one = read_one
+        self._interrupt = interrupt
         self._on_end = on_end
-        self._lock = threading.Lock()  # guards _turn, _ended and busy_since
+        self._lock = threading.Lock()  # guards _turn, _error and busy_since
         self._turn = 0
-        self._ended = False
+        self._error: BaseException | None = None
         self.busy_since: float | None = None
 
     def run(self) -> None:
-        """Reads until the connection ends or another thread was put in charge."""
+        """Reads until the connection ends, or this thread is not in charge any more."""
         turn = self._turn
         try:
             while turn == self._turn:
                 self._read_one()
-        except Exception as error:  # noqa: BLE001  handed to on_end
+        except BaseException as error:  # noqa: BLE001  handed to on_end
             with self._lock:
-                first, self._ended = not self._ended, True
-                self._turn += 1
-            if first:  # a thread that was replaced may see it before the one in charge
-                self._on_end(error)
+                first = self._error = self._error or error
+                is_in_charge = turn == self._turn
+                if is_in_charge:
+                    self.busy_since = None  # no other is put in charge
+            if is_in_charge:
+                self._on_end(first)
+            else:
+                self._interrupt()
+
+    def leave(self) -> None:
+        """The thread in charge is so no more; the next one to call `run` is."""
+        with self._lock:
+            self._turn += 1
 
     def begin_inline(self) -> int:
         """The reading thread is about to run a call itself; returns what `end_inline` needs."""
@@ -92,7 +114,7 @@ class ReaderHandoff:
             since, self.busy_since = self.busy_since, None
             self._turn += 1
             try:
-                threading.Thread(target=self.run, name="jaxd-reader", daemon=True).start()
+                threading.Thread(target=self.run, name="jaxd-client", daemon=True).start()
             except RuntimeError:  # the system has no more threads: the present one reads on later
                 self._turn -= 1
                 self.busy_since = since
@@ -145,22 +167,34 @@ class ServerConnection(BulkConnection):
             "use": lambda *_: json.dumps(session.use.to_report()),
             "devices": lambda *_: json.dumps(worker_context.devices(session)),
         }
-        self._ended = threading.Event()
+        self._end = ExitStack()
         self._patience = AdaptiveWait(stream.readiness())
         self._inline_thread: int | None = None  # the thread that reads, while it runs a call
         self._sent_at = 0.0  # when replies were sent last
-        self._reader_handoff = ReaderHandoff(self._read_one, self._on_end)
+        self._reader_handoff = ReaderHandoff(self._read_one, stream.shutdown, self._on_end)
+        stream.report_silence(SILENCE_S)
 
-    def serve(self) -> None:
-        """Reads and answers until the connection ends; the calling thread is the first reader."""
-        self._worker_context.watchdog.watch(self._reader_handoff)
+    def serve(self, end: ExitStack) -> None:
+        """Reads and answers, and returns when the calling thread has no further part in it.
+
+        Args:
+            end: closed when the connection has ended, in whichever thread that is.
+        """
+        self._end = end
         self._worker_context.traffic.add(self._channel, self._session.principal)
-        try:
-            self._reader_handoff.run()
-            self._ended.wait()  # another thread may have taken over the reading
-        finally:
-            self._worker_context.watchdog.unwatch(self._reader_handoff)
-            self._worker_context.traffic.remove(self._channel)
+        self._read_on()
+
+    def _read_on(self) -> None:
+        self._worker_context.watchdog.watch(self._reader_handoff)
+        self._reader_handoff.run()
+
+    def _leave_if_idle(self) -> None:
+        """The client is silent; unless something is under way, that needs no thread."""
+        if self._share.has_calls or self._send_queue.is_working or self._channel.poll(0):
+            return
+        self._worker_context.watchdog.unwatch(self._reader_handoff)
+        self._reader_handoff.leave()  # first: another thread may read as soon as it is added
+        self._worker_context.idle_connections.add(self._channel.stream.sock, self._read_on)
 
     def send_reply(
         self, seq: int, value: Value, buffers: Sequence[memoryview] = (), *, more: bool = False
@@ -176,29 +210,33 @@ class ServerConnection(BulkConnection):
         channel = self._channel
         if not channel.reader.has_message():
             channel.writer.send_held()
-        frame = channel.recv()
+        try:
+            frame = channel.recv()
+        except TimeoutError:
+            return self._leave_if_idle()
         message = self.read_message(frame)
         if message is None:
-            return
+            return None
         verb, seq, value = message
-        if verb is None:
-            self._share.release_message()
-            self._client.questions.answer(seq, value, isinstance(value, RemoteError), frame)
-        else:
-            self._on_request(seq, verb, value, frame)
+        if verb is not None:
+            return self._on_request(seq, verb, value, frame)
+        self._share.release_message()
+        return self._client.questions.answer(seq, value, isinstance(value, RemoteError), frame)
 
-    def _on_end(self, error: Exception) -> None:
+    def _on_end(self, error: BaseException) -> None:
         known = isinstance(error, JaxdError)  # some of which are OSErrors as well
         if known or not isinstance(error, EOFError | OSError):
             text = str(error) if known else "".join(traceback.format_exception(error))
             log_event("connection_dropped", level=logging.WARNING, reason=text)
-        self.shut()
-        self._calls.close()
-        self._share.close()
-        self._client.questions.close()
-        self._session_state.close()
-        self._send_queue.close()
-        self._ended.set()
+        with self._end:
+            self.shut()
+            self._worker_context.watchdog.unwatch(self._reader_handoff)
+            self._worker_context.traffic.remove(self._channel)
+            self._calls.close()
+            self._share.close()
+            self._client.questions.close()
+            self._session_state.close()
+            self._send_queue.close()
 
     def _on_request(self, seq: int, verb: str, args: tuple[Value, ...], frame: Frame) -> None:
         """Starts a call, or answers another request."""

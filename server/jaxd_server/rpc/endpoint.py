@@ -7,7 +7,7 @@ import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.errors import Busy, ConfigurationError
@@ -25,7 +25,7 @@ from jaxd_server.auth.accounts import ConnectedAccounts
 from jaxd_server.auth.authenticator import AuthenticatedPeer
 from jaxd_server.rpc.connection import ServerConnection
 from jaxd_server.rpc.flow_control import ConnectionShare
-from jaxd_server.rpc.sessions import Sessions
+from jaxd_server.rpc.sessions import Session, Sessions
 from jaxd_server.rpc.stock_client import serve_stock
 from jaxd_server.rpc.worker_context import WorkerContext
 
@@ -156,7 +156,7 @@ class ClientExits:
 
 
 class Endpoint(Acceptor):
-    """Serves the clients of one listener, a thread for each.
+    """Serves the clients of one listener, each in a thread while it has something to do.
 
     Args:
         listener: an inherited, bound and listening socket.
@@ -187,11 +187,28 @@ class Endpoint(Acceptor):
         self._welcome = welcome
         self._client_exits = client_exits
 
-    def _serve_client(self, admitted: AuthenticatedPeer) -> None:
-        if admitted.client_identity is None:
+    def _serve_client(self, admitted: AuthenticatedPeer, end: ExitStack) -> None:
+        line, client_identity = admitted.stream, admitted.client_identity
+        if client_identity is None:
             return self._serve_stock_client(admitted)
-        line = admitted.stream
-        client_identity = admitted.client_identity
+        session = self._open_session(admitted, client_identity)
+        try:
+            welcome = {"auth": "none", "session": session.id, **self._welcome()}
+            versions = welcome.pop("versions")
+            welcome |= self._notice_for(client_identity)
+            finish_handshake(line, versions, admitted.proof, welcome)
+            stream = stream_over(line)
+        except BaseException:
+            self._sessions.close(session)
+            raise
+        stream.expect_descriptors()
+        process = ClientLife.of(line, client_identity.pid)
+        end.callback(self._close_session, session, process)
+        end.enter_context(self._client_exits.watching(process, line))
+        connection = ServerConnection(stream, self._worker_context, session)
+        return connection.serve(end.pop_all())
+
+    def _open_session(self, admitted: AuthenticatedPeer, client: ClientIdentity) -> Session:
         try:
             most = self._worker_context.options.max_connections
             if self._sessions.connections >= most:
@@ -199,27 +216,15 @@ class Endpoint(Acceptor):
                     f"{most} clients are connected, which is as many as this server takes "
                     "(--max-connections). Close some, or connect later."
                 )
-            session = self._sessions.open(
-                client_identity.session, admitted.principal, client_identity.device
-            )
+            return self._sessions.open(client.session, admitted.principal, client.device)
         except (Busy, ConfigurationError) as error:
-            refuse_client(line, error)
+            refuse_client(admitted.stream, error)
             raise
-        try:
-            welcome = {"auth": "none", "session": session.id, **self._welcome()}
-            versions = welcome.pop("versions")
-            welcome |= self._notice_for(client_identity)
-            finish_handshake(line, versions, admitted.proof, welcome)
-            stream = stream_over(line)
-            stream.expect_descriptors()
-            process = ClientLife.of(line, client_identity.pid)
-            with self._client_exits.watching(process, line):
-                ServerConnection(stream, self._worker_context, session).serve()
-        finally:
-            self._sessions.close(session)
+
+    def _close_session(self, session: Session, process: ClientLife | None) -> None:
+        self._sessions.close(session)
         if process is not None and process.has_ended():
             self._sessions.end_if_left(session)  # nobody comes back for it
-        return None
 
     def _notice_for(self, client: ClientIdentity) -> dict[str, Any]:
         """What a client learns of the end of the worker that it was connected to before."""

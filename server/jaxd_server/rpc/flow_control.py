@@ -82,6 +82,11 @@ class ConnectionShare:
         with budget.changed:
             budget.connected[principal] += 1
 
+    @property
+    def has_calls(self) -> bool:
+        """Whether calls of the connection were read whose replies have not been sent."""
+        return bool(self._calls)
+
     def admit(self, nbytes: int) -> None:
         """Called by the reader before it takes memory for a message; waits for room."""
         budget = self._budget

@@ -49,6 +49,11 @@ class SendQueue:
         self._has_room_for_output = threading.BoundedSemaphore(_MAX_WAITING_OUTPUT)
         self._is_closed = False
 
+    @property
+    def is_working(self) -> bool:
+        """Whether something is being sent, or waits for that."""
+        return self._waiting.is_working
+
     def close(self) -> None:
         """The client is gone: drops further output."""
         self._is_closed = True

@@ -1,13 +1,20 @@
-"""What all connections of a worker share."""
+"""What all connections of a worker share, and who looks after them: the stuck, and the idle."""
 
 from __future__ import annotations
 
+import logging
+import selectors
+import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from jaxd_protocol.base.process import start_thread
+from jaxd_protocol.errors import Busy
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.execution.pipeline import Pipeline
 from jaxd_server.rpc.flow_control import Backlog, CallBudget
@@ -16,8 +23,9 @@ from jaxd_server.rpc.services.admin import AdminService
 from jaxd_server.rpc.services.stages import Stages
 from jaxd_server.rpc.sessions import Session
 from jaxd_server.runtime.counters import Traffic
+from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.system_memory import MemoryLoss
-from jaxd_server.runtime.threads.executors import FairThreadPool, ThreadPerTask
+from jaxd_server.runtime.threads.executors import FairThreadPool, ThreadPerTask, start_vital
 from jaxd_server.values.store import ValueStore
 
 STALL_S: Final = 0.005
@@ -92,6 +100,81 @@ class StallWatchdog:
                     reader.replace_if_stuck(now)
 
 
+SILENCE_S: Final = 1.0
+"""How long a connection is silent before its thread leaves it. To leave it and to take it up again
+takes 0.3 ms of the processor: of a client that pauses for so long, less than a thousandth."""
+
+_RETRY_S: Final = 1.0
+"""Delay before the next attempt when the process has no free thread."""
+
+_NOTIFICATIONS: Final = 1 << 12
+"""How many are read at a time; each has one byte."""
+
+
+class IdleConnections:
+    """The connections that no thread reads: one thread waits for input on all. Thread-safe.
+
+    A connection is here from `add` until there is input, or it has ended; then a thread of its own
+    takes it up again. Until that has begun, its socket must not be closed.
+    """
+
+    def __init__(self) -> None:
+        self._arriving: deque[tuple[socket.socket, Callable[[], None]]] = deque()
+        # Its thread alone changes the selector: not every kind can be changed while it waits.
+        self._selector = selectors.DefaultSelector()
+        self._notified, self._notify = socket.socketpair()
+        self._notify.setblocking(False)
+        self._selector.register(self._notified, selectors.EVENT_READ)
+        start_vital(self._run, "jaxd-idle")
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._selector.get_map()) - 1 + len(self._arriving)
+
+    def add(self, sock: socket.socket, take_up: Callable[[], None]) -> None:
+        """Takes over a connection; the calling thread has no further part in it.
+
+        Args:
+            sock: where input is waited for.
+            take_up: called once, in a new thread, when there is some.
+        """
+        self._arriving.append((sock, take_up))
+        with suppress(BlockingIOError):  # it has many notifications to read
+            self._notify.send(b"+")
+
+    def close(self) -> None:
+        """Ends the thread; what is still here is not taken up any more."""
+        self._notify.close()
+
+    def _run(self) -> None:
+        with self._notified, self._selector as selector:
+            while True:
+                for key, _ in selector.select():
+                    if key.data is not None:
+                        selector.unregister(key.fileobj)
+                        self._start(*key.data)
+                    elif not self._notified.recv(_NOTIFICATIONS):
+                        return
+                while self._arriving:
+                    self._register(*self._arriving.popleft())
+
+    def _register(self, sock: socket.socket, take_up: Callable[[], None]) -> None:
+        try:
+            self._selector.register(sock, selectors.EVENT_READ, (sock, take_up))
+        except (OSError, ValueError, KeyError) as error:  # there is no memory for it, or it is gone
+            log_event("cannot_wait", level=logging.WARNING, reason=str(error))
+            self._start(sock, take_up)
+
+    def _start(self, sock: socket.socket, take_up: Callable[[], None]) -> None:
+        """Has a thread take it up; where there is none now, it stays here, and all wait a while."""
+        try:
+            start_thread(threading.Thread(target=take_up, name="jaxd-client", daemon=True))
+        except Busy as error:
+            log_event("cannot_serve", level=logging.WARNING, reason=str(error))
+            self._arriving.append((sock, take_up))
+            time.sleep(_RETRY_S)
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
     """What all connections of a worker share.
@@ -103,6 +186,7 @@ class WorkerContext:
         runners: threads for warm calls that take a while.
         builders: threads for calls that may have to build an executable first, and operations.
         watchdog: replaces readers that are stuck.
+        idle_connections: waits for input where no thread reads.
         budget: bytes held by all connections.
         traffic: counts the bytes of all connections.
         values: arrays that stay on the server.
@@ -121,6 +205,7 @@ class WorkerContext:
     runners: FairThreadPool
     builders: ThreadPerTask
     watchdog: StallWatchdog
+    idle_connections: IdleConnections
     budget: CallBudget
     traffic: Traffic
     values: ValueStore

@@ -18,9 +18,9 @@ class Line:
     def __init__(self, *messages: Callable[[], None]) -> None:
         self.messages = list(messages)
         self.readers: list[threading.Thread] = []
-        self.errors: list[Exception] = []
+        self.errors: list[BaseException] = []
         self.more = threading.Semaphore(len(messages))
-        self.reader_handoff = ReaderHandoff(self.read_one, self.errors.append)
+        self.reader_handoff = ReaderHandoff(self.read_one, self.end, self.errors.append)
 
     def read_one(self) -> None:
         """Waits for the next message and runs it."""
@@ -185,7 +185,7 @@ def test_a_thread_that_is_replaced_as_it_begins_its_call_knows_its_own_turn() ->
     def read_one() -> None:
         raise EOFError
 
-    reader_handoff = Overtaken(read_one, lambda error: ended.set())
+    reader_handoff = Overtaken(read_one, lambda: None, lambda error: ended.set())
     turn = reader_handoff.begin_inline()
     assert ended.wait(staging.PATIENCE_S)
     reader_handoff.busy_since = 1.0
@@ -207,11 +207,44 @@ def test_a_failure_in_a_replaced_thread_ends_the_connection_once() -> None:
     line.reader_handoff.replace_if_stuck(FAR)
     until(lambda: len(line.readers) == 2)
     stuck.release.set()
-    join([reader])
+    join([reader, line.readers[1]])
     assert [str(error) for error in line.errors] == ["the reply could not be sent"]
+
+
+def test_who_leaves_reads_no_more_and_the_next_one_goes_on() -> None:
+    """Nobody is in charge in between, and none is put in charge; the end is told once."""
+    line = Line()
+    line.put(line.reader_handoff.leave)
+    line.reader_handoff.run()
+    line.reader_handoff.replace_if_stuck(FAR)
+    assert (len(line.readers), line.errors) == (1, [])
+    seen: list[int] = []
+    line.put(lambda: seen.append(1))
     line.end()
-    join([line.readers[1]])
-    assert len(line.errors) == 1
+    reader = start(line.reader_handoff.run)
+    join([reader])
+    assert (seen, [type(error) for error in line.errors]) == ([1], [EOFError])
+
+
+def test_a_failure_in_a_replaced_thread_ends_a_connection_that_was_left() -> None:
+    """Who takes it up finds the end, and tells the first error."""
+
+    def fail() -> None:
+        stuck()
+        raise RuntimeError("the reply could not be sent")
+
+    line, stuck = with_stuck()
+    line.messages[0] = fail
+    reader = start(line.reader_handoff.run)
+    assert stuck.entered.wait(staging.PATIENCE_S)
+    line.reader_handoff.replace_if_stuck(FAR)
+    line.put(line.reader_handoff.leave)
+    until(lambda: len(line.readers) == 2 and not line.readers[1].is_alive())
+    stuck.release.set()
+    join([reader])
+    assert line.errors == []
+    line.reader_handoff.run()
+    assert [str(error) for error in line.errors] == ["the reply could not be sent"]
 
 
 @pytest.fixture

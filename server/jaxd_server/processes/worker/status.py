@@ -64,6 +64,7 @@ class WorkerStatus:
             "programs": len({id(executable.program) for executable in ready}),
             "functions": len(self._pipeline.functions),
             "connections": self._sessions.connections,
+            "idle_connections": len(self._worker_context.idle_connections),
             "sessions": len(self._sessions),
             "principals": self._sessions.by_principal(),
             "values": len(values),

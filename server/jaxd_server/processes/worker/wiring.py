@@ -52,7 +52,7 @@ from jaxd_server.rpc.inflight_calls import CallPolicy
 from jaxd_server.rpc.services.admin import AdminService
 from jaxd_server.rpc.services.stages import Stages
 from jaxd_server.rpc.sessions import Sessions
-from jaxd_server.rpc.worker_context import StallWatchdog, WorkerContext
+from jaxd_server.rpc.worker_context import IdleConnections, StallWatchdog, WorkerContext
 from jaxd_server.runtime.counters import Counters, Counts, Traffic
 from jaxd_server.runtime.flight_recorder import FlightRecorder
 from jaxd_server.runtime.imported_packages import ImportedPackages
@@ -341,6 +341,7 @@ class WorkerComponents:
             runners=FairThreadPool(options.threads, "jaxd-run"),
             builders=ThreadPerTask(_BUILDER_THREADS, "jaxd-build"),
             watchdog=StallWatchdog(),
+            idle_connections=IdleConnections(),
             budget=CallBudget(options.budget_bytes, options.call_share),
             traffic=Traffic(),
             values=self.values,
