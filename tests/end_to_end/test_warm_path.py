@@ -92,7 +92,8 @@ def _calls_of(
     }
     live = LiveServer(tmp_path_factory.mktemp("server"), **traced)
     try:
-        live.run(PROGRAM.format(call=CALLS[kind]), str(leaves), str(count), **traced)
+        program, given = PROGRAM.format(call=CALLS[kind]), (str(leaves), str(count))
+        live.run(program, *given, **traced, JAXD_TRACED_MAIN="1")
     finally:
         live.close()
     lines = [file.read_text().splitlines() for file in folder.glob("*.calls")]

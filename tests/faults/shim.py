@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import mmap
-import shutil
 import struct
-import subprocess
 from pathlib import Path
 from typing import Final
 
 import pytest
+
+from tests.preloaded import has_compiler, make_library
 
 _SOURCE: Final = r"""
 #define _GNU_SOURCE
@@ -68,8 +68,6 @@ ssize_t pread(int file, void *to, size_t count, off_t offset) {
   drag();
   return real(file, to, count, offset);
 }
-
-int stat(const char *path, struct stat *to);
 """
 
 
@@ -81,13 +79,9 @@ class Shim:
     """
 
     def __init__(self, folder: Path) -> None:
-        compiler = shutil.which("cc")
-        if compiler is None:
+        if not has_compiler():
             pytest.skip("no C compiler to make the library with that slows a disk or turns a clock")
-        source, library, knobs = folder / "shim.c", folder / "shim.so", folder / "knobs"
-        source.write_text(_SOURCE.replace("int stat(const char *path, struct stat *to);\n", ""))
-        command = [compiler, "-shared", "-fPIC", "-O1", str(source), "-o", str(library), "-ldl"]
-        subprocess.run(command, check=True)
+        library, knobs = make_library(folder, "shim", _SOURCE), folder / "knobs"
         knobs.write_bytes(bytes(16))
         with knobs.open("r+b") as file:
             self._knobs = mmap.mmap(file.fileno(), 16)
