@@ -7,13 +7,17 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from benchmarks.accelerator import MARKDOWN, measure_accelerator
 from benchmarks.benchmark_run import BenchmarkRun, Sizes
 from benchmarks.chart import as_svg
+from benchmarks.curves import CURVES
+from benchmarks.curves import report as curves_report
+from benchmarks.curves.curve import CurveResult, measure_curve
 from benchmarks.facts import machine_facts
 from benchmarks.harness import Row, RowResult, measure
 from benchmarks.report import as_json, as_markdown
@@ -41,9 +45,16 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "results of already are not measured again",
     )
     parser.add_argument(
+        "--curves",
+        nargs="*",
+        choices=[curve.name for curve in CURVES],
+        help="what a call costs as the work grows, instead of the rows: all curves, or these",
+    )
+    parser.add_argument(
         "--output",
         type=Path,
-        help="directory for benchmarks.{md,json,svg} (a whole run: docs; a part of one: none)",
+        help="directory for benchmarks.{md,json,svg}, or curves.{md,json,svg} (a whole run: docs; "
+        "a part of one: none)",
     )
     chosen = parser.parse_args(arguments)
     if chosen.rounds is not None and chosen.rounds < 1:
@@ -75,6 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     A missed target is a figure, not an error.
     """
     chosen = _parse(arguments)
+    if chosen.curves is not None:
+        return _main_of_curves(chosen)
     wanted = _split(chosen.rows)
     rows = [row for row in _rows(chosen) if not wanted or _is_one_of(row, wanted)]
     if chosen.accelerator:
@@ -91,6 +104,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if output is not None:
         write_reports(results, machine_facts(), rounds, output)
     return 0
+
+
+def _main_of_curves(chosen: argparse.Namespace) -> int:
+    rounds = chosen.rounds or (1 if chosen.quick else 3)
+    curves = [curve for curve in CURVES if not chosen.curves or curve.name in chosen.curves]
+    whole = not (chosen.curves or chosen.quick)
+    output, facts = chosen.output or (Path("docs") if whole else None), machine_facts()
+    results = []
+    with BenchmarkRun.open(Sizes.quick() if chosen.quick else Sizes()) as run:
+        for curve in curves:
+            sizes = curve.quick_sizes if chosen.quick else curve.sizes
+            results.append(measure_curve(curve, run, rounds, sizes, _report))
+            if output is not None:  # a run that is ended leaves the curves that it has
+                _write_curves(results, facts, rounds, output)
+    _report("")
+    print(curves_report.page(results, facts, rounds))
+    return 0
+
+
+def _write_curves(
+    results: Sequence[CurveResult], facts: dict[str, str], rounds: int, directory: Path
+) -> None:
+    contents = {
+        "md": curves_report.page(results, facts, rounds),
+        "svg": curves_report.chart(results),
+        "json": _as_text(curves_report.as_data(results, facts, rounds)),
+    }
+    _write(directory, curves_report.PAGE, contents)
 
 
 def _main_of_accelerator(rows: Sequence[Row], chosen: argparse.Namespace) -> int:
@@ -126,12 +167,20 @@ def write_reports(
     results: Sequence[RowResult], facts: dict[str, str], rounds: int, directory: Path
 ) -> None:
     """Writes `benchmarks.md`, `.json` and `.svg` into `directory`, which is made if missing."""
+    contents = {"md": as_markdown(results, facts, rounds), "svg": as_svg(results)}
+    contents["json"] = _as_text(as_json(results, facts, rounds))
+    _write(directory, "benchmarks", contents)
+
+
+def _as_text(data: dict[str, Any]) -> str:
+    return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
+
+
+def _write(directory: Path, name: str, contents: Mapping[str, str]) -> None:
+    """A file for each suffix, in a directory that is made if it is missing."""
     directory.mkdir(parents=True, exist_ok=True)
-    data = json.dumps(as_json(results, facts, rounds), indent=2, ensure_ascii=False)
-    contents = {"md": as_markdown(results, facts, rounds), "json": data + "\n"}
-    contents["svg"] = as_svg(results)
     for suffix, text in contents.items():
-        (directory / f"benchmarks.{suffix}").write_text(text, encoding="utf-8")
+        (directory / f"{name}.{suffix}").write_text(text, encoding="utf-8")
 
 
 def _exit_on_sigterm(*_: object) -> None:

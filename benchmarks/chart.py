@@ -1,9 +1,12 @@
-"""A bar chart of every ratio as a share of its target, as a small SVG made by hand."""
+"""Charts as small SVGs made by hand: ratios as shares of their targets, and curves."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
+from typing import Final
 
 from benchmarks.harness import Outcome, RowResult
 
@@ -30,7 +33,7 @@ def as_svg(results: Sequence[RowResult]) -> str:
         f'<line x1="{_TARGET_X:g}" x2="{_TARGET_X:g}" y1="{_TOP - 4}" y2="{bottom}" '
         f'stroke="{_INK}" stroke-dasharray="4 3"/>'
     )
-    return _document(height, body)
+    return _document(height, body, "Measured ratios against their targets")
 
 
 def _bar(top: int, name: str, outcome: Outcome) -> Iterable[str]:
@@ -49,6 +52,92 @@ def _bar(top: int, name: str, outcome: Outcome) -> Iterable[str]:
     yield _text(_BAR_END + 8, top + 14, figure, color)
 
 
+_COLUMNS: Final = 2
+_PANEL_WIDTH, _PANEL_HEIGHT, _KEY_STEP = _WIDTH / _COLUMNS, 330, 15
+_LINES: Final = (_GOOD, _BAD, "#3267a8", "#8a5a00", "#7a4a9c", "#3d8a94")
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One chart of several lines over the same sizes, on two logarithmic axes.
+
+    Attributes:
+        title: above it.
+        lines: by name, the figure at each size; what is not positive is left out.
+        show_size: a size as text, below the axis.
+        show_figure: a figure as text, beside the axis.
+    """
+
+    title: str
+    lines: Mapping[str, Mapping[int, float]]
+    show_size: Callable[[int], str]
+    show_figure: Callable[[float], str]
+
+
+def curves_as_svg(panels: Sequence[Panel]) -> str:
+    """The panels, two in a row; each has a tick at every size that was measured."""
+    body: list[str] = []
+    for place, panel in enumerate(panels):
+        row, column = divmod(place, _COLUMNS)
+        body += _panel(panel, column * _PANEL_WIDTH, row * _PANEL_HEIGHT)
+    rows = -(-len(panels) // _COLUMNS)
+    return _document(rows * _PANEL_HEIGHT + 16, body, "What a call costs as the work grows")
+
+
+def _panel(panel: Panel, left: float, top: float) -> Iterator[str]:
+    points = {
+        name: {size: figure for size, figure in line.items() if figure > 0}
+        for name, line in panel.lines.items()
+    }
+    sizes = sorted({size for line in points.values() for size in line})
+    figures = [figure for line in points.values() for figure in line.values()]
+    key_top = top + _PANEL_HEIGHT - 8 - _KEY_STEP * len(points)
+    across = _Axis.over(sizes, left + 78, left + _PANEL_WIDTH - 30)
+    up = _Axis.over(figures, key_top - 38, top + 40)
+    yield _text(left + 16, top + 24, panel.title, _INK, size=14)
+    for power in range(up.first, up.last + 1):
+        at = up.place(10.0**power)
+        yield _rule(across.start, across.end, at)
+        yield _text(across.start - 6, at + 4, panel.show_figure(10.0**power), _FAINT, "end", 11)
+    for size in sizes:
+        at, text = across.place(size), panel.show_size(size)
+        yield _text(at, up.start + 18, text, _FAINT, "middle", 11)
+    for place, (name, line) in enumerate(points.items()):
+        color = _LINES[place % len(_LINES)]
+        placed = [(across.place(size), up.place(line[size])) for size in sorted(line)]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in placed)
+        yield f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2"/>'
+        yield from (f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{color}"/>' for x, y in placed)
+        yield _text(left + 78, key_top + _KEY_STEP * place, f"● {name}", color, size=11)
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """A logarithmic axis from one power of ten to another; `start` and `end` are its pixels."""
+
+    first: int
+    last: int
+    start: float
+    end: float
+
+    @classmethod
+    def over(cls, figures: Sequence[float], start: float, end: float) -> _Axis:
+        logs = [math.log10(figure) for figure in figures] or [0.0]
+        first = math.floor(min(logs) + 1e-9)
+        return cls(first, max(first + 1, math.ceil(max(logs) - 1e-9)), start, end)
+
+    def place(self, figure: float) -> float:
+        share = (math.log10(figure) - self.first) / (self.last - self.first)
+        return self.start + share * (self.end - self.start)
+
+
+def _rule(left: float, right: float, at: float) -> str:
+    return (
+        f'<line x1="{left:.1f}" x2="{right:.1f}" y1="{at:.1f}" y2="{at:.1f}" '
+        f'stroke="{_FAINT}" stroke-width="0.4"/>'
+    )
+
+
 def _shorten(text: str, limit: int = 72) -> str:
     return text if len(text) <= limit else text[: limit - 1].rstrip() + "…"
 
@@ -62,11 +151,11 @@ def _text(
     )
 
 
-def _document(height: int, body: Iterable[str]) -> str:
+def _document(height: int, body: Iterable[str], label: str) -> str:
     lines = "\n".join(body)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
         f'font-family="system-ui, sans-serif" role="img" '
-        f'aria-label="Measured ratios against their targets">\n'
+        f'aria-label="{escape(label)}">\n'
         f'<rect width="100%" height="100%" fill="#ffffff"/>\n{lines}\n</svg>\n'
     )

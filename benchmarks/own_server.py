@@ -67,6 +67,12 @@ class OwnServer:
         tcp = next(address for address in listening if address.startswith("tcp://"))
         return cls(process, unix, tcp, str(token_file))
 
+    def worker_pid(self) -> int:
+        """The process that answers clients."""
+        status = _status(f"{self.unix.removeprefix('unix://')}.control")
+        assert status is not None
+        return int(status["host"]["worker_pid"])
+
     def end(self) -> None:
         """Asks it to drain and waits; kills it when that takes too long."""
         self.process.send_signal(signal.SIGTERM)

@@ -12,13 +12,14 @@ _PREAMBLE = """\
 
 Written by `make bench`. Every figure is a ratio of medians that were measured in turn
 (A B C A B C …) in one run on one machine; the range is that of single rounds. A figure
-of another run or another machine is not comparable, the ratios roughly are.
+of another run or another machine is not comparable, the ratios roughly are. What calls cost
+as the work grows (clients, functions, leaves, values, bytes) is in [curves.md](curves.md).
 """
 
 
 def format_seconds(seconds: float) -> str:
-    """Three digits and the unit that suits: `31.2 µs`, `12.4 ms`, `2.81 s`."""
-    for scale, unit in ((1e-3, "µs"), (1.0, "ms")):
+    """Three digits and the unit that suits: `412 ns`, `31.2 µs`, `12.4 ms`, `2.81 s`."""
+    for scale, unit in ((1e-6, "ns"), (1e-3, "µs"), (1.0, "ms")):
         if seconds < scale:
             return f"{seconds / scale * 1e3:.3g} {unit}"
     return f"{seconds:.3g} s"
@@ -41,7 +42,7 @@ def as_markdown(results: Sequence[RowResult], facts: Mapping[str, str], rounds: 
     if any(outcome.ratio is not None for result in results for outcome in result.outcomes):
         parts.append("![Each ratio as a share of its target](benchmarks.svg)\n")
     parts.append(verdicts_and_medians(results))
-    parts += ["## Machine\n", _table(("what", "value"), [*facts.items(), ("rounds", str(rounds))])]
+    parts += ["## Machine\n", table(("what", "value"), [*facts.items(), ("rounds", str(rounds))])]
     return "\n".join(parts)
 
 
@@ -56,7 +57,7 @@ def _verdicts(results: Iterable[RowResult]) -> str:
         for result in results
         for place, outcome in enumerate(result.outcomes)
     ]
-    return _table(("row", "ratio", "measured", "range", "target", "verdict"), lines)
+    return table(("row", "ratio", "measured", "range", "target", "verdict"), lines)
 
 
 def _outcome_cells(outcome: Outcome) -> tuple[str, ...]:
@@ -76,10 +77,11 @@ def _medians(results: Iterable[RowResult]) -> str:
             lines.append(
                 (result.row.name, variant.name, shown, result.left_out.get(variant.name, ""))
             )
-    return _table(("row", "variant", "median", "left out because"), lines)
+    return table(("row", "variant", "median", "left out because"), lines)
 
 
-def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A table as Markdown."""
     rows = [head, ["---"] * len(head), *lines]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
 

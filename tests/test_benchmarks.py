@@ -19,7 +19,10 @@ from benchmarks.__main__ import main, write_reports
 from benchmarks.accelerator import measure_accelerator
 from benchmarks.answering import measure_throughput, median_seconds
 from benchmarks.benchmark_run import BenchmarkRun, Sizes
-from benchmarks.chart import as_svg
+from benchmarks.chart import Panel, as_svg, curves_as_svg
+from benchmarks.curves import CURVES
+from benchmarks.curves.curve import Curve, CurveResult, Line, measure_curve
+from benchmarks.curves.report import page
 from benchmarks.facts import machine_facts
 from benchmarks.harness import (
     Comparison,
@@ -316,6 +319,69 @@ def test_the_plot_has_a_bar_for_every_measured_target() -> None:
         pytest.approx((right - left) * 0.03, abs=0.1),
         (right - left) * 2,
     ]
+
+
+def curve_of(*lines: Line) -> Curve:
+    """A made-up one, of which every figure is 3 and 2 more for each leaf."""
+
+    def start(_: BenchmarkRun, most: int) -> Callable[[int], dict[str, float]]:
+        assert most == 1000
+        return lambda size: {line.name: 3.0 + 2.0 * size for line in lines}
+
+    sizes = (1, 10, 100, 1000)
+    return Curve("made-up", "Leaves", "leaf", sizes, (1, 10), lines, start, "So.", "Nothing.")
+
+
+def test_a_curve_is_measured_in_turn_and_has_a_slope(run: BenchmarkRun) -> None:
+    """All sizes of a round come before the next, and the largest three decide the slope."""
+    seen: list[str] = []
+    curve = curve_of(Line("call", "B"), Line("part", "B", ((1, 10), (10, 1000))))
+    result = measure_curve(curve, run, 2, curve.sizes, seen.append)
+    rounds = [step.partition(": ")[2] for step in seen[1:]]
+    assert rounds == [f"round {turn} of 2, {size}" for turn in (1, 2) for size in curve.sizes]
+    slopes = [slope for line in curve.lines for slope in result.slopes(line)]
+    assert [(slope.first, slope.last) for slope in slopes] == [(10, 1000), (1, 10), (10, 1000)]
+    assert [slope.value for slope in slopes] == pytest.approx([2.0, 2.0, 2.0])
+
+
+def test_the_page_of_curves_has_tables_slopes_and_the_machine(run: BenchmarkRun) -> None:
+    """A size without a figure has an empty cell; a rate has no slope."""
+    curve = curve_of(Line("call", "B"), Line("rate", "/s"))
+    few = {"call": {1: [5.0, 5.0], 10: [23.0]}, "rate": {10: [23.0]}}
+    text = page([CurveResult(curve, few)], {"cores": "2"}, 2)
+    assert "|  | 1 | 10 | for each leaf |" in text
+    assert "| call | 5 B (5 B to 5 B) | 23 B | 2 B |" in text
+    assert "| rate |  | 23 |  |" in text
+    assert "**What bounds it.** Nothing." in text
+    assert "| cores | 2 |" in text
+
+
+def test_curves_are_drawn_on_logarithmic_axes() -> None:
+    """Equal factors are equal distances; what is not positive has no point."""
+    line = {1: 1e-3, 10: 1e-2, 100: 0.0, 1000: 1.0}
+    picture = ET.fromstring(curves_as_svg([Panel("a", {"call": line}, str, str)]))
+    points = [
+        (float(c.get("cx", "")), float(c.get("cy", ""))) for c in picture.iter() if c.get("r")
+    ]
+    (x0, y0), (x1, y1), (x3, y3) = points
+    assert x3 - x0 == pytest.approx(3 * (x1 - x0), abs=0.3)
+    assert y3 - y0 == pytest.approx(3 * (y1 - y0), abs=0.3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_quick_run_of_the_curves_measures_every_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """With a server, clients and jax; what does not run at small sizes is not left out unseen."""
+    assert main(["--curves", "--quick", "--output", str(tmp_path)]) == 0
+    assert "## Values that live on the server" in capsys.readouterr().out
+    data = json.loads((tmp_path / "curves.json").read_text())
+    measured = {
+        line["name"] for curve in data["curves"] for line in curve["lines"] if line["rounds"]
+    }
+    assert measured == {line.name for curve in CURVES for line in curve.lines}
+    assert {file.suffix for file in tmp_path.iterdir()} == {".md", ".json", ".svg"}
 
 
 def test_reports_of_nothing_measured_have_no_plot(run: BenchmarkRun) -> None:

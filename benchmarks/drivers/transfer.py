@@ -63,6 +63,12 @@ class Transfer:
         self._plain[self._turn % 8] = self._turn
         return np.asarray(self._first_eight(self._plain))
 
+    def put(self) -> Any:
+        """The array, another one each time, put on the server, and a call with what is there."""
+        self._turn += 1
+        self._plain[self._turn % 8] = self._turn
+        return np.asarray(self._first_eight(self._client.put(self._plain)))
+
     def again(self) -> Any:
         """A call with the array as it was the last time."""
         return np.asarray(self._first_eight(self._plain))
@@ -126,6 +132,7 @@ def main() -> None:
     answer_requests(
         {
             "argument": measure_median(transfer.argument),
+            "put": measure_median(transfer.put),
             "again": measure_median(transfer.again),
             "ready": measure_median(transfer.ready),
             "handle": measure_median(transfer.handle),
