@@ -93,12 +93,12 @@ def _panel(panel: Panel, left: float, top: float) -> Iterator[str]:
     figures = [figure for line in points.values() for figure in line.values()]
     key_top = top + _PANEL_HEIGHT - 8 - _KEY_STEP * len(points)
     across = _Axis.over(sizes, left + 78, left + _PANEL_WIDTH - 30)
-    up = _Axis.over(figures, key_top - 38, top + 40)
+    up = _Axis.over(_powers(figures), key_top - 38, top + 40)
     yield _text(left + 16, top + 24, panel.title, _INK, size=14)
-    for power in range(up.first, up.last + 1):
-        at = up.place(10.0**power)
+    for power in _powers(figures):
+        at = up.place(power)
         yield _rule(across.start, across.end, at)
-        yield _text(across.start - 6, at + 4, panel.show_figure(10.0**power), _FAINT, "end", 11)
+        yield _text(across.start - 6, at + 4, panel.show_figure(power), _FAINT, "end", 11)
     for size in sizes:
         at, text = across.place(size), panel.show_size(size)
         yield _text(at, up.start + 18, text, _FAINT, "middle", 11)
@@ -111,23 +111,29 @@ def _panel(panel: Panel, left: float, top: float) -> Iterator[str]:
         yield _text(left + 78, key_top + _KEY_STEP * place, f"● {name}", color, size=11)
 
 
+def _powers(figures: Sequence[float]) -> list[float]:
+    """Of ten: from the one below all figures to the one above them, two at least."""
+    first = math.floor(math.log10(min(figures, default=1.0)) + 1e-9)
+    last = math.ceil(math.log10(max(figures, default=1.0)) - 1e-9)
+    return [10.0**power for power in range(first, max(first + 1, last) + 1)]
+
+
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """A logarithmic axis from one power of ten to another; `start` and `end` are its pixels."""
+    """A logarithmic axis between two figures, which lie at the pixels `start` and `end`."""
 
-    first: int
-    last: int
+    least: float
+    most: float
     start: float
     end: float
 
     @classmethod
     def over(cls, figures: Sequence[float], start: float, end: float) -> _Axis:
-        logs = [math.log10(figure) for figure in figures] or [0.0]
-        first = math.floor(min(logs) + 1e-9)
-        return cls(first, max(first + 1, math.ceil(max(logs) - 1e-9)), start, end)
+        least, most = min(figures, default=1.0), max(figures, default=10.0)
+        return cls(least, most if most > least else 10 * least, start, end)
 
     def place(self, figure: float) -> float:
-        share = (math.log10(figure) - self.first) / (self.last - self.first)
+        share = math.log(figure / self.least) / math.log(self.most / self.least)
         return self.start + share * (self.end - self.start)
 
 

@@ -26,11 +26,11 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """Three digits and the unit that suits: `840 B`, `33.1 kB`, `6.4 MB`."""
-    for scale, unit in ((1e3, "B"), (1e6, "kB")):
+    """Three digits and the unit that suits: `840 B`, `33.1 kB`, `6.4 MB`, `1.2 GB`."""
+    for scale, unit in ((1e3, "B"), (1e6, "kB"), (1e9, "MB")):
         if count < scale:
             return f"{count / scale * 1e3:.3g} {unit}"
-    return f"{count / 1e6:.3g} MB"
+    return f"{count / 1e9:.3g} GB"
 
 
 _SHOWN: Final = {"s": format_seconds, "B": format_bytes}

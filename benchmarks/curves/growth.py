@@ -122,7 +122,7 @@ FUNCTIONS: Final = Curve(
     lines=(
         Line("small call of the last one", "s"),
         Line("each in turn", "s", _BOUNDED[:1]),
-        Line("programs in memory", "", _BOUNDED),
+        Line("programs in memory", "", _BOUNDED[:1]),
         Line("memory of the worker", "B", _BOUNDED),
         Line("memory of the client", "B", _BOUNDED),
     ),
