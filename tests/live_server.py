@@ -43,7 +43,7 @@ def source_environment(directory: Path, **more: str) -> dict[str, str]:
 
 
 def run_client(
-    program: str, *arguments: str, environment: dict[str, str]
+    program: str, *arguments: str, environment: dict[str, str], timeout_s: float = 50
 ) -> subprocess.CompletedProcess[str]:
     """Runs a client program in a fresh process with this environment."""
     return subprocess.run(
@@ -51,7 +51,7 @@ def run_client(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=timeout_s,
         check=False,
     )
 

@@ -17,7 +17,7 @@ from tests import chosen_platform
 from tests.end_to_end.counted_work import Figures, count_work
 from tests.preloaded import has_compiler
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)
 
 MOST_TIMES: Final = 3
 
