@@ -170,6 +170,7 @@ class ServerConnection(BulkConnection):
         self._end = ExitStack()
         self._patience = AdaptiveWait(stream.readiness())
         self._inline_thread: int | None = None  # the thread that reads, while it runs a call
+        self._holds_replies = False
         self._sent_at = 0.0  # when replies were sent last
         self._reader_handoff = ReaderHandoff(self._read_one, stream.shutdown, self._on_end)
         stream.report_silence(SILENCE_S)
@@ -203,15 +204,15 @@ class ServerConnection(BulkConnection):
         if self._inline_thread == threading.get_ident():
             now = time.monotonic()
             more = self._channel.reader.has_message() and now - self._sent_at < _MAX_HELD_S
-            self._sent_at = self._sent_at if more else now
+            self._holds_replies, self._sent_at = more, self._sent_at if more else now
         super().send_reply(seq, value, buffers, more=more)
 
     def _read_one(self) -> None:
-        channel = self._channel
-        if not channel.reader.has_message():
-            channel.writer.send_held()
+        if self._holds_replies and not self._channel.reader.has_message():
+            self._channel.writer.send_held()
+            self._holds_replies = False
         try:
-            frame = channel.recv()
+            frame = self._channel.recv()
         except TimeoutError:
             return self._leave_if_idle()
         message = self.read_message(frame)
