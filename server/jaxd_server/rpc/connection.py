@@ -38,7 +38,7 @@ from jaxd_server.rpc.sessions import Session, SessionState
 from jaxd_server.rpc.worker_context import SILENCE_S, STALL_S, WorkerContext
 from jaxd_server.runtime.logs import log_event
 
-_MAX_HELD_S: Final = 0.0005
+_MAX_HELD_S: Final = 0.0002
 """A reply waits for those to calls that have come with its own at most so long, and one more."""
 
 _MAX_REPORTED: Final = 1 << 40
