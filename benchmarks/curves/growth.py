@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,6 +18,9 @@ from benchmarks.processes import Driver
 _GROWING: Final = "benchmarks.drivers.growing"
 _MOST_PROCESSES: Final = 4
 """That clients are shared out among, evenly."""
+
+_IDLE_AFTER_S: Final = 1.5
+"""Seconds without a call after which the server has let the threads of its clients go."""
 
 _MOST_EXECUTABLES: Final = 400
 _IN_TURN: Final = 100
@@ -41,6 +45,7 @@ def _start_clients(run: BenchmarkRun, _: int) -> Sample:
             ]
             calls = own.sizes.calls
             p50, p99 = (drivers[0].figure(what, calls) for what in ("p50", "p99"))
+            time.sleep(_IDLE_AFTER_S)
             threads = thread_count(server.worker_pid())
             rates = _all_at_once(drivers, "rate", calls)
             return {
@@ -83,8 +88,8 @@ CLIENTS: Final = Curve(
         "processes, without what is mapped from files."
     ),
     bound=(
-        "An idle client costs no time, only a thread of the worker, which waits in the "
-        "kernel, and the memory beside. When all call, the interpreters are busy, that of the "
+        "An idle client costs neither time nor a thread, only memory: threads are counted when "
+        "nobody has called for a second. When all call, the interpreters are busy, that of the "
         "worker first: in a profile (perf) of 64 clients two fifths of the worker's time are "
         "the interpreter and a third is the kernel, mostly changing threads; jax has a tenth."
     ),

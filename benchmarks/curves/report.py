@@ -28,7 +28,7 @@ that can be counted (messages, bytes, functions, allocations) has limits, which 
 
 
 def _count(figure: float) -> str:
-    return f"{figure:,.0f}" if abs(figure) >= 100 else f"{figure:.3g}"
+    return f"{figure:,.0f}" if abs(figure) >= 100 else f"{round(figure, 6):.3g}"
 
 
 _FORMATS: Final[dict[Unit, Callable[[float], str]]] = {
@@ -40,7 +40,8 @@ _FORMATS: Final[dict[Unit, Callable[[float], str]]] = {
 
 
 def _shown(figure: float, unit: Unit) -> str:
-    return ("-" if figure < 0 else "") + _FORMATS[unit](abs(figure))
+    text = _FORMATS[unit](abs(figure))
+    return f"-{text}" if figure < 0 and text != "0" else text
 
 
 def page(results: Sequence[CurveResult], facts: Mapping[str, str], rounds: int) -> str:

@@ -182,8 +182,8 @@ class ClientConnection(BulkConnection):
 
         Interrupted by anything else, it may have been sent: `then` is called when the reply comes.
         """
-        self.shared_reader.register(number, pending)
         try:
+            self.shared_reader.register(number, pending)
             if pending.needs_reader:
                 self.shared_reader.start_background_reading()
             self._send(number, verb, args, buffers, more=more)
