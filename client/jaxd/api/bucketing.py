@@ -12,8 +12,7 @@ from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.pytree.padding import Padding, pad_arguments, pad_with
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
+    from jaxd.api.submission import StartedCall
     from jaxd.api.why import Why
 
 
@@ -37,10 +36,10 @@ class BucketedFunction(PersistentFunction[..., Any]):
         args, kwargs = self._padded(args, kwargs)
         return super().remote(*args, **kwargs)
 
-    def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
-        """As `PersistentFunction.submit`."""
-        args, kwargs = self._padded(args, kwargs)
-        return super().submit(*args, **kwargs)
+    def _start(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, ahead: bool = False
+    ) -> StartedCall:
+        return super()._start(*self._padded(args, kwargs), ahead=ahead)
 
     async def call_async(self, *args: Any, **kwargs: Any) -> Any:
         """As `PersistentFunction.call_async`."""

@@ -279,7 +279,7 @@ def dial(address: Address, settings: Settings, patience: Patience = _NO_DEADLINE
         raise  # some of ours are OSErrors as well
     except OSError as error:
         is_unknown = isinstance(error, socket.gaierror)
-        advice = f"Correct the host. Try: getent hosts {address.host}" if is_unknown else ""
+        advice = f"Correct the host (getent hosts {address.host})." if is_unknown else ""
         raise NoServer(
             f"no server answers at {address} ({error.strerror or error}). "
             f"{advice or address.advice}"

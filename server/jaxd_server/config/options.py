@@ -294,7 +294,7 @@ class ServerOptions:
         _COUNT,
         "clients at a time",
         default=4000,
-        more="; others wait up to a minute. An idle one costs the server a thread and 50 kB",
+        more="; others wait up to a minute. An idle one costs 50 kB, and no thread",
     )
     slots: int = _limit(_COUNT, "calls in flight on one connection", default=32)
     threads: int = _limit(_COUNT, "calls that run at a time", default=8)

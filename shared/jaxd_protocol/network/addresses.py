@@ -157,11 +157,11 @@ class Address(NamedTuple):
         """What to do where no server answers at it, other than the local one."""
         there = self._replace(pin="", insecure=False, uid=None)  # without what is for clients only
         if self.is_loopback:
-            return f"Start one there: jaxd serve --listen {there}"
+            return f"Start one there (jaxd serve --listen {there}), or set JAXD_SERVER to another."
         start = f"jaxd serve --listen {there._replace(host='0.0.0.0')}"  # noqa: S104  for others
         return (
-            f"On {self.host}, start one: {'jaxd start' if self.kind == 'ssh' else start}. From "
-            f"here, step by step: jaxd doctor --server {self}"
+            f"Start one on {self.host} ({'jaxd start' if self.kind == 'ssh' else start}), or have "
+            f"the way there checked from here (jaxd doctor --server {self})."
         )
 
     def __str__(self) -> str:

@@ -123,6 +123,15 @@ def test_a_future_has_none_of_ours_either(shared: Client) -> None:
     assert names == ["divided"]
 
 
+def test_where_programs_are_verified_as_well(live: LiveServer) -> None:
+    """A call is wrapped once more there."""
+    with connect(live.unix, verify=True) as client, pytest.raises(ZeroDivisionError) as caught:
+        client.persistent_call(divided)(X)
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "client/jaxd/" not in shown
+    assert "in divided" in shown
+
+
 def test_without_a_server_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     """With `JAXD_INLINE=1` jax hides its own."""
     monkeypatch.setenv("JAXD_INLINE", "1")

@@ -138,8 +138,8 @@ def test_a_reader_may_go_early(words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("address", "advice"),
     [
-        ("tcp://127.0.0.1:1", "Start one there: jaxd serve --listen tcp://127.0.0.1:1\n"),
-        ("unix:///nowhere/s", "Start one there: jaxd serve --listen unix:///nowhere/s\n"),
+        ("tcp://127.0.0.1:1", "Start one there (jaxd serve --listen tcp://127.0.0.1:1)"),
+        ("unix:///nowhere/s", "Start one there (jaxd serve --listen unix:///nowhere/s)"),
     ],
 )
 def test_no_server_is_advised_that_the_command_would_not_find(
@@ -148,7 +148,8 @@ def test_no_server_is_advised_that_the_command_would_not_find(
     """`jaxd start` would start the local one, which is another."""
     code, _, error = jaxd(command, "--server", address)
     assert code == 3
-    assert error.endswith(advice)
+    assert advice in error
+    assert "jaxd start" not in error
 
 
 def test_the_local_server_is_started_by_start() -> None:

@@ -282,7 +282,7 @@ def test_nobody_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
     for address in (Address.tcp("127.0.0.1", port), Address.tls("127.0.0.1", port, PIN)):
-        with pytest.raises(errors.NoServer, match=f"--listen {address.kind}://127.0.0.1:{port}$"):
+        with pytest.raises(errors.NoServer, match=rf"--listen {address.kind}://127.0.0.1:{port}\)"):
             dial(address, Settings())
     with pytest.raises(errors.NoServer, match="unix:///nowhere"):
         dial(Address.unix("/nowhere"), Settings())
@@ -291,20 +291,26 @@ def test_nobody_there() -> None:
 @pytest.mark.parametrize(
     ("address", "advice"),
     [
-        ("unix:///a/b?uid=7", "Start one there: jaxd serve --listen unix:///a/b"),
-        ("tcp://[::1]:5", "Start one there: jaxd serve --listen tcp://[::1]:5"),
+        (
+            "unix:///a/b?uid=7",
+            "Start one there (jaxd serve --listen unix:///a/b), or set JAXD_SERVER to another.",
+        ),
+        (
+            "tcp://[::1]:5",
+            "Start one there (jaxd serve --listen tcp://[::1]:5), or set JAXD_SERVER to another.",
+        ),
         (
             "tcp://gpu:5?insecure=1",
             (
-                "On gpu, start one: jaxd serve --listen tcp://0.0.0.0:5. "
-                "From here, step by step: jaxd doctor --server tcp://gpu:5?insecure=1"
+                "Start one on gpu (jaxd serve --listen tcp://0.0.0.0:5), or have the way there "
+                "checked from here (jaxd doctor --server tcp://gpu:5?insecure=1)."
             ),
         ),
         (
             "ssh://me@gpu",
             (
-                "On gpu, start one: jaxd start. "
-                "From here, step by step: jaxd doctor --server ssh://me@gpu"
+                "Start one on gpu (jaxd start), or have the way there checked from here "
+                "(jaxd doctor --server ssh://me@gpu)."
             ),
         ),
     ],
