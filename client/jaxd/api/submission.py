@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from functools import partial
@@ -202,9 +202,10 @@ def results_in_order(
         for items in zip(*iterables, strict=False):
             if len(flying) == _MAP_WINDOW:
                 yield from _results(flying, left=_MAP_REFILL)
-            flying.append(start(*items))
-            if may_block:
-                _push(flying)
+            call = start(*items)
+            flying.append(call)
+            if may_block and isinstance(call, async_call.SentCall):
+                call.push()
         yield from _results(flying, left=0)
     finally:
         for call in flying:
@@ -213,12 +214,5 @@ def results_in_order(
 
 def _results(flying: deque[StartedCall], left: int) -> Iterator[Any]:
     """The results of the first calls, until so many are left."""
-    _push(flying)
     while len(flying) > left:
         yield flying.popleft().result()
-
-
-def _push(flying: Sequence[StartedCall]) -> None:
-    """Has the calls go out that were sent ahead, and wait for more of them."""
-    if flying and isinstance(flying[-1], async_call.SentCall):
-        flying[-1].push()

@@ -147,6 +147,8 @@ class ClientConnection(BulkConnection):
     ) -> tuple[Value, Frame]:
         """The server's reply to a request that was launched; arguments and errors as `request`."""
         try:
+            if self._channel.writer.held:  # it may not have gone out
+                self.push()
             self.shared_reader.wait(pending, deadline)
         except BaseException:
             self.shared_reader.abandon(number, pending, late)

@@ -156,6 +156,8 @@ class SharedReader:
         """
         self._yield_reading()
         while not pending.done:
+            if not self._connection.alive and pending not in self.pending.values():
+                raise ConnectionLost(CONNECTION_LOST_TEXT)  # in the child of a fork
             if deadline is not None and time.monotonic() >= deadline:
                 raise DeadlineExceeded(
                     "the call's timeout_s passed before its result arrived. The server may still "

@@ -125,6 +125,7 @@ class AsyncCall:
         if window is not self._window:
             self._window = window
             if not window.acquire(timeout=_SOON_S):
+                connection.push()  # calls that have not gone out may have the places
                 with connection.shared_reader.background_reading():
                     while not window.acquire(timeout=INTERRUPTIBLE_S):
                         pass
@@ -272,10 +273,9 @@ class SentCall:
         except BaseException as error:
             from jaxd.results.exceptions import hide_own_frames  # most calls raise nothing
 
+            self.cancel()
             hide_own_frames(error)
             raise
-        finally:
-            self._give_place_back()
 
     def cancel(self) -> None:
         """Nobody waits for the result any more. May be called twice, also afterwards."""

@@ -294,7 +294,7 @@ class OpenCall:
         """
         try:
             while True:
-                sent, self._sent = self._sent, None
+                sent = self._sent
                 if sent is None:
                     self.begin_attempt()
                 try:
@@ -326,15 +326,14 @@ class OpenCall:
         from jaxd.connection.shared_reader import PendingReply  # imports rpyc
 
         connection = self.begin_attempt()
-        pending = PendingReply(then, is_ahead=True, about=self)
+        sent = self._sent = PendingReply(then, is_ahead=True, about=self)
         self.is_sent = True
         try:
             message = self.call.message()
-            connection.launch("call", message, (), pending, self.number, more=True)
+            connection.launch("call", message, (), sent, self.number, more=True)
         except ConnectionLost as error:
-            self.check_repeatable(error)  # `wait` sends it again
-        else:
-            self._sent = pending
+            self._sent = None  # `wait` sends it again
+            self.check_repeatable(error)
 
     def _reply_to(self, sent: PendingReply) -> tuple[tuple[Any, ...], Frame]:
         """Waits for the reply to what `send` has sent."""
@@ -347,6 +346,8 @@ class OpenCall:
             connection.cancel(self.number)
             self.end_attempt(None, error)
             raise
+        finally:
+            self._sent = None
         return value, frame
 
     def push(self) -> None:
@@ -357,12 +358,18 @@ class OpenCall:
     def give_up(self) -> None:
         """Nobody will wait: cancels what `send` has sent, and releases its result."""
         sent, self._sent = self._sent, None
-        if sent is not None:
-            connection = self.opened.connection
-            connection.cancel(self.number)
-            late = self._late_after(sent)
-            if not connection.shared_reader.abandon(self.number, sent, late) and sent.done:
-                late(sent)
+        if sent is None:
+            return
+        connection = self.opened.connection
+        connection.cancel(self.number)
+        late = self._late_after(sent)
+        if connection.shared_reader.abandon(self.number, sent, late):
+            return
+        if sent.done:
+            late(sent)
+        else:  # the connection has ended
+            self.reply_was_lost()
+            self.release_lost_result()
 
     def _late_after(self, sent: PendingReply) -> Callable[[PendingReply], None]:
         """Called with the reply that comes when nobody waits for it any more."""

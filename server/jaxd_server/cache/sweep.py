@@ -8,12 +8,13 @@ import re
 import shutil
 import time
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from typing import Any, Final, NamedTuple
 
-from jaxd_server.cache.directory import KINDS, TAG, VERSION, Kind
+from jaxd_server.cache.directory import KINDS, TAG, TARGET_FILE, VERSION, Kind
 from jaxd_server.cache.disk_usage import (
     Entry,
     FolderUsage,
@@ -31,8 +32,12 @@ _MINUTE_S: Final = 60.0
 _HOUR_S: Final = 3600.0
 _DAY_S: Final = 86400.0
 _LEAST_COST_S: Final = 0.1
-_PARTS: Final = ("eager", "principals", "quarantine", TAG)
-"""What lies in a cache folder beside what is compiled."""
+_FILES_IN: Final = {
+    "eager": re.compile(r".+-(cache|atime)|trimmed"),
+    "quarantine": re.compile(r"[0-9a-f]{16}\.json"),
+}
+"""The names of files in the folders of a cache folder that have no targets."""
+
 _LEVEL: Final = 0.9
 _TEMPORARY: Final = re.compile(r"\.(\d+)-[0-9a-f]+\.tmp")
 # How a call names the other records that it needs.
@@ -104,25 +109,47 @@ def clear(root: str) -> None:
 
 def kept_parts(root: str) -> dict[str, FolderUsage]:
     """All that jaxd has below a cache folder, by its name there; the user's own is left out."""
-    names = sorted(os.listdir(root)) if os.path.isdir(root) else []
-    return {name: _tree(f"{root}/{name}") for name in names if _is_own(root, name)}
+    found = {name: _own_paths(f"{root}/{name}") for name in _names_in(root)}
+    return {name: _usage_of(paths) for name, paths in found.items() if paths}
 
 
 def purge(root: str) -> None:
-    """Removes all of `kept_parts`, and the folder itself where nothing else is in it."""
-    for name in kept_parts(root):
-        shutil.rmtree(f"{root}/{name}", ignore_errors=True)
-        with contextlib.suppress(OSError):  # it was a folder
-            os.unlink(f"{root}/{name}")
+    """Removes all of `kept_parts`, and the folders that are empty then."""
+    for name in _names_in(root):
+        for path in _own_paths(f"{root}/{name}"):
+            shutil.rmtree(path, ignore_errors=True)
+            with contextlib.suppress(OSError):  # it was a folder
+                os.unlink(path)
+        with contextlib.suppress(OSError):  # it is a file, or something of the user's is in it
+            os.rmdir(f"{root}/{name}")
     with contextlib.suppress(OSError):
         os.rmdir(root)
 
 
-def _is_own(root: str, name: str) -> bool:
-    """Whether jaxd has made it; a folder such as `v1` of the user's own has other things in it."""
-    if not is_version(name):
-        return name in _PARTS
-    return all(is_target(each) for each in os.listdir(f"{root}/{name}") if each[0] != ".")
+def _names_in(folder: str) -> list[str]:
+    return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+
+
+def _own_paths(path: str) -> list[str]:
+    """What jaxd has made at a path of a cache folder: files, and folders with all that is in them.
+
+    A folder of the user's own that has such a name has other things in it, which stay.
+    """
+    name = os.path.basename(path)
+    if os.path.islink(path) or not os.path.isdir(path):
+        return [path] if name == TAG else []
+    if name == "principals":  # of users that jaxd has made: they may have written anything
+        return [path]
+    if is_version(name):
+        inside = [f"{path}/{each}" for each in _names_in(path) if is_target(each)]
+        return [each for each in inside if os.path.exists(f"{each}/{TARGET_FILE}")]
+    is_own = _FILES_IN.get(name, re.compile(r"(?!)")).fullmatch
+    return [f"{path}/{each}" for each in _names_in(path) if is_own(each)]
+
+
+def _usage_of(paths: Iterable[str]) -> FolderUsage:
+    trees = list(map(_tree, paths))
+    return FolderUsage(sum(tree.bytes for tree in trees), sum(tree.files for tree in trees))
 
 
 class _Sweep:

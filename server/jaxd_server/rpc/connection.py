@@ -38,9 +38,6 @@ from jaxd_server.rpc.sessions import Session, SessionState
 from jaxd_server.rpc.worker_context import SILENCE_S, STALL_S, WorkerContext
 from jaxd_server.runtime.logs import log_event
 
-_MAX_HELD_S: Final = 0.0002
-"""A reply waits for those to calls that have come with its own at most so long, and one more."""
-
 _MAX_REPORTED: Final = 1 << 40
 _OF_FALLBACKS: Final = ("fallback_calls", "fallback_functions")
 _OF_VERIFICATION: Final = ("verified_programs", "stale_programs", "incomparable_programs")
@@ -100,11 +97,17 @@ class ReaderHandoff:
         self.busy_since = time.monotonic()
         return turn
 
-    def end_inline(self, turn: int) -> None:
-        """It is done with that, perhaps long after another thread was put in charge."""
+    def end_inline(self, turn: int) -> bool:
+        """It is done with that, perhaps long after another thread was put in charge.
+
+        Returns:
+            Whether this one still is.
+        """
         with self._lock:
-            if turn == self._turn:
+            is_in_charge = turn == self._turn
+            if is_in_charge:
                 self.busy_since = None
+            return is_in_charge
 
     def replace_if_stuck(self, now: float) -> None:
         """Puts a new thread in charge when the present one has been running a call for too long."""
@@ -130,7 +133,7 @@ class ServerConnection(BulkConnection):
         self._share = ConnectionShare(worker_context.budget, options.slots, session.principal)
         channel = BulkChannel(stream, options.max_frame_bytes, self._share.admit)
         super().__init__(VoidService(), channel, {})
-        self._send_queue = SendQueue(self, self._share, options.max_result_bytes)
+        self._send_queue = SendQueue(self, channel, self._share, options.max_result_bytes)
         self._client = ClientProxy(self, self._share, self._send_queue)
         self._session_state = SessionState(
             session, worker_context.values, worker_context.max_shared_bytes
@@ -169,9 +172,6 @@ class ServerConnection(BulkConnection):
         }
         self._end = ExitStack()
         self._patience = AdaptiveWait(stream.readiness())
-        self._inline_thread: int | None = None  # the thread that reads, while it runs a call
-        self._holds_replies = False
-        self._sent_at = 0.0  # when replies were sent last
         self._reader_handoff = ReaderHandoff(self._read_one, stream.shutdown, self._on_end)
         stream.report_silence(SILENCE_S)
 
@@ -197,20 +197,9 @@ class ServerConnection(BulkConnection):
         self._reader_handoff.leave()  # first: another thread may read as soon as it is added
         self._worker_context.idle_connections.add(self._channel.stream.sock, self._read_on)
 
-    def send_reply(
-        self, seq: int, value: Value, buffers: Sequence[memoryview] = (), *, more: bool = False
-    ) -> None:
-        """As of the base. Of calls that have come together, the replies go together."""
-        if self._inline_thread == threading.get_ident():
-            now = time.monotonic()
-            more = self._channel.reader.has_message() and now - self._sent_at < _MAX_HELD_S
-            self._holds_replies, self._sent_at = more, self._sent_at if more else now
-        super().send_reply(seq, value, buffers, more=more)
-
     def _read_one(self) -> None:
-        if self._holds_replies and not self._channel.reader.has_message():
-            self._channel.writer.send_held()
-            self._holds_replies = False
+        if self._channel.writer.held and not self._channel.reader.has_message():
+            self._send_queue.send_held()
         try:
             frame = self._channel.recv()
         except TimeoutError:
@@ -323,9 +312,9 @@ class ServerConnection(BulkConnection):
         watchdog = self._worker_context.watchdog
         if watchdog.is_idle:
             watchdog.wake()
-        self._inline_thread = threading.get_ident()
+        self._send_queue.begin_inline()
         run()
-        self._inline_thread = None
-        self._reader_handoff.end_inline(turn)
-        if not self._channel.reader.has_input():
+        if not self._reader_handoff.end_inline(turn):
+            self._send_queue.send_held()  # the thread in charge may be waiting for input
+        elif not self._channel.reader.has_input():
             self._patience.wait()

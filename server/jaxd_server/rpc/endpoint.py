@@ -192,18 +192,14 @@ class Endpoint(Acceptor):
         if client_identity is None:
             return self._serve_stock_client(admitted)
         session = self._open_session(admitted, client_identity)
-        try:
-            welcome = {"auth": "none", "session": session.id, **self._welcome()}
-            versions = welcome.pop("versions")
-            welcome |= self._notice_for(client_identity)
-            finish_handshake(line, versions, admitted.proof, welcome)
-            stream = stream_over(line)
-        except BaseException:
-            self._sessions.close(session)
-            raise
-        stream.expect_descriptors()
         process = ClientLife.of(line, client_identity.pid)
         end.callback(self._close_session, session, process)
+        welcome = {"auth": "none", "session": session.id, **self._welcome()}
+        versions = welcome.pop("versions")
+        welcome |= self._notice_for(client_identity)
+        finish_handshake(line, versions, admitted.proof, welcome)
+        stream = stream_over(line)
+        stream.expect_descriptors()
         end.enter_context(self._client_exits.watching(process, line))
         connection = ServerConnection(stream, self._worker_context, session)
         return connection.serve(end.pop_all())

@@ -47,24 +47,27 @@ def discard_reply(reply: Reply) -> None:
     """Sends nothing."""
 
 
-CallState = Literal["waiting", "working", "done", "answered", "over"]
+CallState = Literal["waiting", "working", "done", "dropped", "abandoned", "over"]
 """What a call is doing.
 
 waiting: for a thread.
 working: a thread works on it.
 done: no thread works on it any more, or will; it has no answer yet.
-answered: before it was done, because it was cancelled; a thread may still work on it.
+dropped: answered before a thread has begun with it, because it was cancelled.
+abandoned: answered while a thread works on it.
 over: done and answered.
 """
 
 _NEXT: Final[Mapping[tuple[CallState, Literal["begin", "done", "answer"]], CallState]] = {
     ("waiting", "begin"): "working",
     ("waiting", "done"): "done",  # it was taken out of the queue
-    ("waiting", "answer"): "answered",
+    ("waiting", "answer"): "dropped",
     ("working", "done"): "done",
-    ("working", "answer"): "answered",
+    ("working", "answer"): "abandoned",
     ("done", "answer"): "over",
-    ("answered", "done"): "over",
+    ("dropped", "begin"): "abandoned",
+    ("dropped", "done"): "over",
+    ("abandoned", "done"): "over",
 }
 """What follows; anything else changes nothing."""
 
@@ -146,13 +149,13 @@ class InflightCall(Call):
         if before in ("done", "over"):
             return
         self._on_done()
-        if before == "answered":
+        if before in ("dropped", "abandoned"):
             self._calls.share.free(self.nbytes)
 
     def answer(self, reply: Reply) -> None:
         """Sends its reply, unless it has had one."""
         before = self._advance("answer")
-        if before in ("answered", "over"):
+        if before in ("dropped", "abandoned", "over"):
             return
         nbytes = self.nbytes if before == "done" else 0
         self._close()
@@ -179,7 +182,8 @@ class InflightCall(Call):
 
     def answer_ordered(self, reply: Reply) -> None:
         """As `answer`, of a call on values: the reply may be of the first time that it was sent."""
-        self.done()
+        if self._state in ("waiting", "dropped"):
+            self.done()
         self.answer(reply)
 
     def cancel(self) -> None:
@@ -224,10 +228,10 @@ class InflightCall(Call):
         )
 
     def _on_cancelled(self) -> None:
+        if self._state == "waiting":  # its data is freed before a thread takes it
+            self.blob, self.buffers = b"", ()
         if self.withdraw():
             self.done()
-        if self._state != "working":  # its data is freed before a thread takes it
-            self.blob, self.buffers = b"", ()
         if self.is_ordered and self.cancel_token.phase == "running" and not self._is_too_long:
             return  # the real reply, which has what it did to values, is sent when it is over
         self.cancel_token.is_client_notified = True

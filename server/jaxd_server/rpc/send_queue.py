@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -16,11 +17,14 @@ from typing import Final
 from jaxd_protocol.errors import InternalError, LimitExceeded
 from jaxd_protocol.messages.calls import FAILED
 from jaxd_protocol.messages.failures import encode_failure
-from jaxd_protocol.wire import BulkConnection, Value
+from jaxd_protocol.wire import BulkChannel, BulkConnection, Value
 from jaxd_server.execution.call import Reply
 from jaxd_server.rpc.flow_control import ConnectionShare
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.threads.executors import SerialExecutor
+
+_MAX_HELD_S: Final = 0.0002
+"""A reply waits for those to calls that came with its own: so long, and one short call more."""
 
 MAX_WAITING_EVENTS: Final = 64
 """Messages to one client that wait to be sent; beyond that its events are dropped."""
@@ -37,13 +41,23 @@ class SendQueue:
 
     Args:
         connection: to the client.
+        channel: its channel.
         share: what its calls hold; given back with their replies.
         max_bytes: of a result.
     """
 
-    def __init__(self, connection: BulkConnection, share: ConnectionShare, max_bytes: int) -> None:
+    def __init__(
+        self,
+        connection: BulkConnection,
+        channel: BulkChannel,
+        share: ConnectionShare,
+        max_bytes: int,
+    ) -> None:
         self._connection = connection
+        self._channel = channel
         self._share = share
+        self._reader: int | None = None  # the thread whose replies may wait for one another
+        self._sent_at = 0.0  # when replies were sent last
         self._max_bytes = max_bytes
         self._waiting = SerialExecutor("jaxd-send", is_vital=True)
         self._has_room_for_output = threading.BoundedSemaphore(_MAX_WAITING_OUTPUT)
@@ -57,6 +71,29 @@ class SendQueue:
     def close(self) -> None:
         """The client is gone: drops further output."""
         self._is_closed = True
+
+    def begin_inline(self) -> None:
+        """The thread that reads is about to answer a call itself.
+
+        Of calls that have come together, the replies go together.
+        """
+        if self._channel.writer.held and time.monotonic() - self._sent_at >= _MAX_HELD_S:
+            self.send_held()
+        self._reader = threading.get_ident()
+
+    def send_held(self) -> None:
+        """Sends the replies that wait for the next one."""
+        with suppress(EOFError):  # the client is gone; its reader notices that as well
+            self._channel.writer.send_held()
+
+    def _may_wait(self) -> bool:
+        """Whether a reply may wait for the one to the next call, which is here already."""
+        if self._reader != threading.get_ident():
+            return False
+        now = time.monotonic()
+        waits: bool = self._channel.reader.has_message() and now - self._sent_at < _MAX_HELD_S
+        self._sent_at = self._sent_at if waits else now
+        return waits
 
     def put(self, send: Callable[[], None]) -> None:
         """Queues a function that sends something; it must not raise."""
@@ -92,7 +129,7 @@ class SendQueue:
                     f"{self._max_bytes:,}. Return less, or start the server with a larger "
                     "--max-result-bytes."
                 )
-            self._connection.send_reply(seq, value, buffers)
+            self._connection.send_reply(seq, value, buffers, more=self._may_wait())
         except EOFError:
             return  # the client is gone; its reader notices that as well
         except Exception as error:  # noqa: BLE001  whatever it is, the client must not wait for ever

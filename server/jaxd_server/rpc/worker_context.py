@@ -139,7 +139,7 @@ class IdleConnections:
             take_up: called once, in a new thread, when there is some.
         """
         self._arriving.append((sock, take_up))
-        with suppress(BlockingIOError):  # it has many notifications to read
+        with suppress(OSError):  # it has many notifications to read, or has ended
             self._notify.send(b"+")
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -173,6 +173,14 @@ class Traffic:
             principal = self._open.pop(channel)
             self._received[principal] += channel.reader.bytes_received
             self._sent[principal] += channel.writer.bytes_sent
+
+    def send_held(self) -> None:
+        """Has each connection send the replies that wait for the next one."""
+        with self._lock:
+            channels = list(self._open)
+        for channel in channels:
+            with suppress(EOFError):
+                channel.writer.send_held()
 
     def forget(self, principal: str) -> None:
         """Resets the counts of a principal; in the sum of all principals they still count.

@@ -208,6 +208,9 @@ class FrameWriter:
             list; raises `EOFError` when the connection broke.
         max_frame_bytes: larger messages are refused before anything is sent.
         flush: sends what `send_some` counted and has not sent, when it was interrupted.
+
+    Attributes:
+        held: frames that were written with `more`, and go out with the next one.
     """
 
     def __init__(
@@ -217,9 +220,9 @@ class FrameWriter:
         self.bytes_sent = 0
         self._send_some = send_some
         self._flush = flush
-        self._lock = threading.Lock()  # guards the socket's sending side, `_open` and `_held`
+        self._lock = threading.Lock()  # guards the socket's sending side, `_open` and `held`
         self._open: ByteTransfer | None = None  # what is going out
-        self._held: list[memoryview] = []  # frames that go out with the next one
+        self.held: list[memoryview] = []
 
     @property
     def transfer(self) -> ByteTransfer | None:
@@ -256,9 +259,9 @@ class FrameWriter:
         """
         if not buffers and not descriptors and len(body) < _JOIN_LIMIT_BYTES:
             frame = memoryview(HEADER.pack(len(body), 0) + body + END)
-            if more and len(self._held) < _MOST_HELD:
+            if more and len(self.held) < _MOST_HELD:
                 with self._lock:
-                    return self._held.append(frame)
+                    return self.held.append(frame)
             return self._write([frame])
         total = len(body) + sum(map(len, buffers))
         if total > self.max_frame_bytes or len(body) > MAX_BODY_BYTES:
@@ -273,20 +276,23 @@ class FrameWriter:
 
     def send_held(self) -> None:
         """Sends what was written with `more`; raises `EOFError` when the connection broke."""
-        if self._held:
+        if self.held:
             self._write([])
 
     def _write(self, views: list[memoryview], descriptors: Sequence[int] = ()) -> None:
-        if descriptors:  # they go out with the first byte, which has to be of their message
-            self.send_held()
+        transfer = ByteTransfer(views, descriptors)
         try:
             with self._lock:  # no bytecode, so no interrupt, between taking it and the block
                 self._finish()  # what an interrupted thread left comes first
-                self._send(views, descriptors)
+                if descriptors and self.held:  # they go out with the first byte of their message
+                    self._send(ByteTransfer(self.held))
+                elif self.held:
+                    transfer = ByteTransfer([*self.held, *views])
+                self._send(transfer)
         except EOFError:
             raise
         except BaseException:
-            if self._open is not None:
+            if transfer.moved and self._open is transfer:
                 # its rest has to go out before anything else, also when nothing else is sent;
                 # the interrupted thread should not have to wait for that
                 later = threading.Thread(target=self._finish_later, name="jaxd-rest", daemon=True)
@@ -296,19 +302,18 @@ class FrameWriter:
                     self._finish_later()
             raise
 
-    def _send(self, views: list[memoryview], descriptors: Sequence[int]) -> None:
-        """Sends a frame, behind those that are held.
+    def _send(self, transfer: ByteTransfer) -> None:
+        """Sends frames, those that are held among them.
 
-        Interrupted before the first byte, it is forgotten, and they are held again.
+        Interrupted before the first byte, what is new is forgotten, and they are held again.
         """
-        held = self._held
-        transfer = ByteTransfer([*held, *views], descriptors)
+        held = self.held
         try:
-            self._open, self._held = transfer, []
+            self._open, self.held = transfer, []
             self._finish()
         except BaseException:
             if not transfer.moved:
-                self._open, self._held = None, held
+                self._open, self.held = None, held
             raise
 
     def _finish(self) -> None:

@@ -14,8 +14,9 @@ import pytest
 from jaxd import Client, connect
 from jaxd.connection.shared_reader import SharedReader
 from jaxd.dispatch.async_call import AsyncCall, SentCall
-from jaxd_protocol.errors import DeadlineExceeded
+from jaxd_protocol.errors import DeadlineExceeded, FallbackWarning
 from tests.client.dispatch.test_async_call import places
+from tests.client.tracing.test_fallback import Unpackable, local
 from tests.end_to_end.gates import Gate, stop_at, wait_until
 from tests.live_server import LiveServer, live_server
 
@@ -123,6 +124,22 @@ def test_more_calls_than_places(client: Client) -> None:
     assert [(float(a), float(b)) for a, b in both] == [
         (2 * a, 2 * b) for a, b in zip(NUMBERS, reversed(NUMBERS), strict=True)
     ]
+
+
+def test_fewer_places_than_calls_that_go_out_together() -> None:
+    """Those that have the places go out when another one waits for a place."""
+    with live_server("--slots", "4") as live, connect(live.unix) as client:
+        double = known(client, lambda x: x * 2)
+        assert [float(x) for x in double.map(NUMBERS)] == [2 * x for x in NUMBERS]
+
+
+def test_an_item_that_runs_here_does_not_keep_the_others_back(client: Client) -> None:
+    """It is no call on the server, and the last one."""
+    function = local(client, lambda x, by: x * getattr(by, "factor", by), static_argnums=1)
+    function(0.0, 2.0)
+    with pytest.warns(FallbackWarning):
+        found = list(function.map([1.0, 2.0, 3.0], [2.0, 2.0, Unpackable(5.0)]))
+    assert [float(x) for x in found] == [2.0, 4.0, 15.0]
 
 
 def test_a_map_that_is_given_up_leaves_nothing_behind() -> None:

@@ -238,13 +238,16 @@ def test_clear_asks_on_a_terminal(
     assert len(os.listdir(root / "v2")) == left
 
 
+OLD = "v1/0123456789abcdef"
+
+
 def test_purge_removes_all_that_jaxd_keeps(
     store: Store, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And the folder; first, `--dry-run` says how large each part is, and removes nothing."""
-    for folder in ("eager", "quarantine", "v1/0123456789abcdef"):
-        (root / folder).mkdir(parents=True)
-        (root / folder / "file").write_bytes(b"x" * 5000)
+    for file in ("eager/jit_f-0a-cache", "quarantine/0123456789abcdef.json", f"{OLD}/target.json"):
+        (root / file).parent.mkdir(parents=True)
+        (root / file).write_bytes(b"x" * 5000)
     assert main(["purge", "--dry-run"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert rows[0][:2] == ["would", "remove"]
@@ -260,16 +263,18 @@ def test_purge_removes_all_that_jaxd_keeps(
 
 def test_purge_leaves_what_is_not_jaxds(store: Store, root: Path, tmp_path: Path) -> None:
     """Where the cache folder is one that its user has other things in, also behind a link."""
-    mine = tmp_path / "mine"
-    mine.mkdir()
-    (mine / "data").touch()
-    (root / "v7").mkdir()
-    (root / "v7" / "draft.txt").touch()
-    (root / "notes").touch()
-    (root / "eager").symlink_to(mine)
+    linked = tmp_path / "linked"
+    mine = [
+        *(linked / "data-cache", root / "v7" / "draft.txt", root / "notes", root / "v1" / ".git"),
+        *(root / "quarantine" / "mine.csv", root / OLD / "data.bin", root / "v4"),
+    ]
+    for file in mine:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    (root / "eager").symlink_to(linked)
     assert main(["purge", "--yes"]) == 0
-    assert sorted(os.listdir(root)) == ["notes", "v7"]
-    assert (mine / "data").exists()
+    assert all(file.exists() for file in mine)
+    assert sorted(os.listdir(root)) == ["eager", "notes", "quarantine", "v1", "v4", "v7"]
 
 
 def test_clear_has_a_dry_run(store: Store, root: Path, capsys: pytest.CaptureFixture[str]) -> None:

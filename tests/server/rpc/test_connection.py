@@ -19,7 +19,7 @@ from jaxd_protocol.errors import DeadlineExceeded, LimitExceeded, ServerDraining
 from jaxd_protocol.wire.connection import encode_request
 from jaxd_protocol.wire.frames import FrameWriter
 from jaxd_server.compilation.compiling import executable
-from jaxd_server.rpc import connection
+from jaxd_server.rpc import connection, send_queue
 from jaxd_server.rpc.connection import ReaderHandoff
 from jaxd_server.rpc.flow_control import ConnectionShare
 from tests.server.in_process import InProcessServer, Peer, Source, read_reply
@@ -210,7 +210,7 @@ def test_replies_to_calls_that_came_together_go_together(
             written.append(views)
         write(writer, views, files)
 
-    monkeypatch.setattr(connection, "_MAX_HELD_S", 1e9)
+    monkeypatch.setattr(send_queue, "_MAX_HELD_S", 1e9)
     monkeypatch.setattr(FrameWriter, "_write", noting)
     assert [float(x) for x in double.map([float(i) for i in range(16)])] == [
         2.0 * i for i in range(16)
@@ -232,10 +232,10 @@ def test_a_reply_does_not_wait_for_the_rest_of_the_next_message(
     call = double._binding.encode(client.caller, (), (3.0,), {})
     pending = PendingReply(lambda _: arrived.set(), is_ahead=True)
     line.launch("call", call.message(), (), pending, line.number(), more=True)
-    line._channel.writer._held.append(memoryview(frame[:9]))
+    line._channel.writer.held.append(memoryview(frame[:9]))
     line.push()
     assert arrived.wait(PATIENCE_S)
-    line._channel.writer._held.append(memoryview(frame[9:]))
+    line._channel.writer.held.append(memoryview(frame[9:]))
     assert float(double(4.0)) == 8.0
 
 

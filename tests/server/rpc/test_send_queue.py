@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from jaxd_protocol.messages.calls import FAILED, OK
 from jaxd_protocol.messages.failures import decode_failure
-from jaxd_protocol.wire import BulkConnection
+from jaxd_protocol.wire import BulkChannel, BulkConnection
 from jaxd_server.rpc import send_queue as module
 from jaxd_server.rpc.flow_control import ConnectionShare
 from jaxd_server.rpc.send_queue import SendQueue
@@ -38,7 +38,10 @@ class Line:
             raise error
         self.sent.append(message)
 
-    def send_reply(self, seq: int, value: Any, buffers: Sequence[memoryview] = ()) -> None:
+    def send_reply(
+        self, seq: int, value: Any, buffers: Sequence[memoryview] = (), *, more: bool = False
+    ) -> None:
+        assert not more
         self._send((seq, value))
 
     def send_request(self, seq: int, verb: str, args: tuple[Any, ...]) -> None:
@@ -65,7 +68,10 @@ class Rig:
     def __init__(self, max_bytes: int = 100) -> None:
         self.line, self.held = Line(), Held()
         self.box = SendQueue(
-            cast("BulkConnection", self.line), cast("ConnectionShare", self.held), max_bytes
+            cast("BulkConnection", self.line),
+            cast("BulkChannel", None),
+            cast("ConnectionShare", self.held),
+            max_bytes,
         )
 
 

@@ -394,6 +394,7 @@ class WorkerComponents:
         self._sessions.drain()
         self.pipeline.admission.drain()
         self._worker_context.budget.idle.wait()
+        self._worker_context.traffic.send_held()
         self._preloader.stop()
         self._building.close()
         if self._program_cache is not None:
