@@ -8,7 +8,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Final, NamedTuple
@@ -16,8 +16,8 @@ from typing import Final, NamedTuple
 from jaxd_server.cache.directory import KINDS, TARGET_FILE, VERSION, Kind
 
 _BLOCK: Final = 4096
-is_target: Final = re.compile(r"[0-9a-f]{16}").fullmatch
-is_version: Final = re.compile(r"v\d+").fullmatch
+_TARGET: Final = re.compile(r"[0-9a-f]{16}")
+_VERSION: Final = re.compile(r"v\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def usage(root: str, target: str | None = None) -> Usage:
 
 def targets(root: str) -> list[str]:
     """The names of all targets in the format of this version."""
-    return _folders(f"{root}/{VERSION}", is_target)
+    return _folders(f"{root}/{VERSION}", _TARGET)
 
 
 def room(size: int) -> int:
@@ -77,9 +77,9 @@ def room(size: int) -> int:
     return -(-size // _BLOCK) * _BLOCK
 
 
-def _folders(folder: str, is_one: Callable[[str], object]) -> list[str]:
+def _folders(folder: str, pattern: re.Pattern[str]) -> list[str]:
     try:
-        return sorted(name for name in os.listdir(folder) if is_one(name))
+        return sorted(name for name in os.listdir(folder) if pattern.fullmatch(name))
     except OSError:
         return []
 
@@ -96,9 +96,9 @@ def foreign_targets(root: str) -> list[str]:
     """The targets of other versions; a folder of the user's own is not among them."""
     return [
         f"{root}/{version}/{name}"
-        for version in _folders(root, is_version)
+        for version in _folders(root, _VERSION)
         if version != VERSION
-        for name in _folders(f"{root}/{version}", is_target)
+        for name in _folders(f"{root}/{version}", _TARGET)
         if os.path.exists(f"{root}/{version}/{name}/{TARGET_FILE}")
     ]
 

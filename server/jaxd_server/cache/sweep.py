@@ -14,15 +14,13 @@ from functools import cached_property
 from itertools import product
 from typing import Any, Final, NamedTuple
 
-from jaxd_server.cache.directory import KINDS, TAG, TARGET_FILE, VERSION, Kind
+from jaxd_server.cache.directory import KINDS, TAG, VERSION, Kind
 from jaxd_server.cache.disk_usage import (
     Entry,
     FolderUsage,
     entries,
     files_in,
     foreign_targets,
-    is_target,
-    is_version,
     room,
     targets,
 )
@@ -37,6 +35,8 @@ _FILES_IN: Final = {
     "quarantine": re.compile(r"[0-9a-f]{16}\.json"),
 }
 """The names of files in the folders of a cache folder that have no targets."""
+
+_WHOLE: Final = ("principals", TAG)
 
 _LEVEL: Final = 0.9
 _TEMPORARY: Final = re.compile(r"\.(\d+)-[0-9a-f]+\.tmp")
@@ -102,49 +102,53 @@ def sweep(
 
 def clear(root: str) -> None:
     """Removes all targets of every version; the folder itself and what else is in it stays."""
-    own = [f"{root}/{VERSION}/{name}" for name in targets(root)]
-    for folder in [*own, *foreign_targets(root)]:
+    for folder in _target_folders(root):
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _target_folders(root: str) -> list[str]:
+    return [*(f"{root}/{VERSION}/{name}" for name in targets(root)), *foreign_targets(root)]
 
 
 def kept_parts(root: str) -> dict[str, FolderUsage]:
     """All that jaxd has below a cache folder, by its name there; the user's own is left out."""
-    found = {name: _own_paths(f"{root}/{name}") for name in _names_in(root)}
-    return {name: _usage_of(paths) for name, paths in found.items() if paths}
+    parts = sorted(_own_paths(root).items())
+    return {name: _usage_of(paths) for name, paths in parts if paths}
 
 
 def purge(root: str) -> None:
     """Removes all of `kept_parts`, and the folders that are empty then."""
-    for name in _names_in(root):
-        for path in _own_paths(f"{root}/{name}"):
+    for name, paths in _own_paths(root).items():
+        for path in paths:
             shutil.rmtree(path, ignore_errors=True)
             with contextlib.suppress(OSError):  # it was a folder
                 os.unlink(path)
-        with contextlib.suppress(OSError):  # it is a file, or something of the user's is in it
+        with contextlib.suppress(OSError):  # it is no folder, or something of the user's is in it
             os.rmdir(f"{root}/{name}")
     with contextlib.suppress(OSError):
         os.rmdir(root)
 
 
-def _names_in(folder: str) -> list[str]:
-    return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
-
-
-def _own_paths(path: str) -> list[str]:
-    """What jaxd has made at a path of a cache folder: files, and folders with all that is in them.
+def _own_paths(root: str) -> dict[str, list[str]]:
+    """What jaxd has made in a cache folder, by the names there: files, and whole folders.
 
     A folder of the user's own that has such a name has other things in it, which stay.
     """
-    name = os.path.basename(path)
-    if os.path.islink(path) or not os.path.isdir(path):
-        return [path] if name == TAG else []
-    if name == "principals":  # of users that jaxd has made: they may have written anything
-        return [path]
-    if is_version(name):
-        inside = [f"{path}/{each}" for each in _names_in(path) if is_target(each)]
-        return [each for each in inside if os.path.exists(f"{each}/{TARGET_FILE}")]
-    is_own = _FILES_IN.get(name, re.compile(r"(?!)")).fullmatch
-    return [f"{path}/{each}" for each in _names_in(path) if is_own(each)]
+    found: dict[str, list[str]] = {VERSION: []}
+    for folder in _target_folders(root):
+        found.setdefault(os.path.basename(os.path.dirname(folder)), []).append(folder)
+    for name, pattern in _FILES_IN.items():
+        folder = f"{root}/{name}"
+        listed = os.listdir(folder) if _is_here(folder) and os.path.isdir(folder) else ()
+        names = filter(pattern.fullmatch, listed)
+        found[name] = [f"{folder}/{each}" for each in names]
+    # Users that jaxd has made may have written anything.
+    found |= {name: [f"{root}/{name}"] for name in _WHOLE if _is_here(f"{root}/{name}")}
+    return found
+
+
+def _is_here(path: str) -> bool:
+    return os.path.exists(path) and not os.path.islink(path)
 
 
 def _usage_of(paths: Iterable[str]) -> FolderUsage:

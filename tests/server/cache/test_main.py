@@ -272,9 +272,11 @@ def test_purge_leaves_what_is_not_jaxds(store: Store, root: Path, tmp_path: Path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
     (root / "eager").symlink_to(linked)
+    (root / "results").mkdir()
     assert main(["purge", "--yes"]) == 0
     assert all(file.exists() for file in mine)
-    assert sorted(os.listdir(root)) == ["eager", "notes", "quarantine", "v1", "v4", "v7"]
+    kept = ["eager", "notes", "quarantine", "results", "v1", "v4", "v7"]
+    assert sorted(os.listdir(root)) == kept
 
 
 def test_clear_has_a_dry_run(store: Store, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
