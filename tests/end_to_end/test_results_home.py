@@ -178,7 +178,7 @@ facts["works here"] = [type(net) is Net, net(x).shape == (4, 1)]
     [
         pytest.param(OPTAX, id="optax", marks=[libraries("optax"), pytest.mark.soak]),
         pytest.param(EQUINOX, id="equinox", marks=[libraries("equinox"), pytest.mark.soak]),
-        pytest.param(NNX, id="nnx", marks=[libraries("flax"), pytest.mark.soak]),
+        pytest.param(NNX, id="nnx", marks=libraries("flax")),
     ],
 )
 def test_five_steps_are_one_trace(live: LiveServer, program: str) -> None:

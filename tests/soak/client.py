@@ -48,7 +48,7 @@ class LineWriter:
 
     def of_error(self, kind: str, began: float, since: float, error: BaseException) -> None:
         """That somebody was told an error."""
-        times: dict[str, Any] = {"began": began, "called": began, "since": since}
+        times = {"began": began, "called": began, "answered": began, "since": since}
         self(kind=kind, outcome="error", **times, **_described(error))
 
 
@@ -95,7 +95,9 @@ class Work:
         except WrongAnswer as wrong:
             said = {"outcome": "wrong", "message": str(wrong)}
         except Exception as error:  # noqa: BLE001  whoever reads this judges
-            times_of_it = {"since": self.keeping.since, "called": max(began, program.called)}
+            called = max(began, program.called)
+            times_of_it = {"since": self.keeping.since, "called": called}
+            times_of_it["answered"] = min(called, program.answered or called)
             said = {"outcome": "error", **times_of_it, **_described(error)}
         times, program.times = program.times, []
         said |= {"calls": program.calls - calls, "edits": program.edits - edits, "times": times}

@@ -87,7 +87,9 @@ def explanation(line: Mapping[str, Any], faults: Faults) -> str | None:
     if "NoServer" in names:
         return "the server was down" if is_down else None
     if "ConnectionLost" in names or "ProtocolError" in names:
-        return _of_cuts(line, len(faults.between(began, ended, *CUTS)), is_down=is_down)
+        # only the next call finds out that its connection was cut before it
+        cuts = faults.between(line["answered"], ended, *CUTS)
+        return _of_cuts(line, len(cuts), is_down=is_down)
     if "Busy" in names:
         return "no worker for a minute" if deaths and ended - began > _BUSY_S else None
     return None

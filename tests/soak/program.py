@@ -40,6 +40,7 @@ class Program:
         calls: how many calls were compared.
         edits: of a file, or of what runs.
         called: when the last call was made.
+        answered: when the last answer to one came.
         times: when each small call began, and the seconds that it took, since they were taken.
     """
 
@@ -51,7 +52,7 @@ class Program:
         self._functions: dict[Any, Any] = {}
         self._called: set[Any] = set()
         self.calls = self.edits = 0
-        self.called = 0.0
+        self.called = self.answered = 0.0
         self.times: list[tuple[float, float]] = []
         sys.path.insert(0, str(folder))
         sys.dont_write_bytecode = True  # Python cannot tell two edits of one second apart
@@ -122,7 +123,8 @@ class Program:
         function = self._function_for(name, **how)
         begun = self.called = time.monotonic()
         found = function(*args, **kwargs)
-        took = time.monotonic() - begun
+        self.answered = time.monotonic()
+        took = self.answered - begun
         shapes = tuple((np.shape(one), str(np.asarray(one).dtype)) for one in args)
         known = self.version, name, derived, statics, x64, shapes, str(kwargs)
         if known in self._called:  # the first one may be built

@@ -67,7 +67,8 @@ class SoakFindings:
                 self._sums["unexplained"] += 1
                 self.bad.append(
                     f"{client}, {line['kind']} from {line['began']:.3f} (since "
-                    f"{line['since']:.3f}) to {line['ended']:.3f}: UNEXPLAINED\n"
+                    f"{line['since']:.3f}, call {line['called']:.3f}, answer before it "
+                    f"{line['answered']:.3f}) to {line['ended']:.3f}: UNEXPLAINED\n"
                     f"{line['traceback']}faults near: {near}"
                 )
             else:

@@ -11,9 +11,12 @@ from tests.soak.judging import Fault, Faults, explanation
 
 
 def line(error: type[Exception], kind: str = "small") -> dict[str, Any]:
-    """Of a turn from second 8 to second 20, and of a call that was made in second 10."""
+    """Of a turn from second 8 to second 20, and of a call that was made in second 10.
+
+    The answer to the one before came in second 9.
+    """
     names = [one.__name__ for one in error.__mro__ if issubclass(one, errors.JaxdError)]
-    when = {"since": 5.0, "began": 8.0, "called": 10.0, "ended": 20.0}
+    when = {"since": 5.0, "began": 8.0, "answered": 9.0, "called": 10.0, "ended": 20.0}
     return {"kind": kind, "message": "", "error": names, **when}
 
 
@@ -37,6 +40,7 @@ EXPLAINED = [
     (line(errors.WorkerLost), [KILLED, AGAIN]),
     (line(errors.ConnectionLost, "calling_back"), [CUT]),
     (line(errors.ConnectionLost), [CUT, ("connections cut", 14.0, 14.0)]),
+    (line(errors.ConnectionLost), [("connections cut", 9.5, 9.6), CUT]),
     (line(errors.NoServer), [("server killed", 9.0, 11.0)]),
     (line(errors.ProtocolError, "connect"), [CUT]),
     (line(errors.Quarantined), [("worker killed", 1.0, 2.0), KILLED]),
@@ -49,6 +53,7 @@ NOT = [
     (line(errors.WorkerLost), [KILLED]),
     (line(errors.WorkerLost), [("worker killed", 8.0, 9.0), KILLED]),
     (line(errors.ConnectionLost), [CUT]),
+    (line(errors.ConnectionLost), [("connections cut", 8.5, 8.6), CUT]),
     (line(errors.ConnectionLost, "calling_back"), [("client killed", 12.0, 13.0)]),
     (line(errors.NoServer), [KILLED]),
     (line(errors.ProtocolError), [CUT]),

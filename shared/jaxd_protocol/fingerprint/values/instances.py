@@ -100,6 +100,8 @@ def _emit_instance(walk: Walk, value: Any) -> None:
         walk.numbered(value, _field)
     elif name == "attr._make.Attribute":
         walk.numbered(value, generated.emit_field)
+    elif name == "flax.typing.HashableMapping":
+        walk.numbered(value, _flax_mapping)
     elif isinstance(value, ContextVar):
         walk.numbered(value, _context_variable)
     elif isinstance(value, threading.local):
@@ -111,6 +113,17 @@ def _emit_instance(walk: Walk, value: Any) -> None:
         _without_content(walk, name, value)
     else:
         walk.numbered(value, _instance)
+
+
+def _flax_mapping(walk: Walk, value: Any) -> None:
+    """By its items in any order, as flax compares it: `tree.map` sorts the metadata of nnx."""
+    items = getattr(value, "_mapping", None)
+    if type(items) is not dict:
+        _instance(walk, value)
+        return
+    walk.tag("flax mapping")
+    walk.guards.mapping(items)
+    walk.unordered(list(items.items()))
 
 
 def _without_content(walk: Walk, kind: str, value: Any) -> None:

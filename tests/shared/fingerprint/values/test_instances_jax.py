@@ -130,3 +130,13 @@ def test_its_part_says_what_it_is() -> None:
     """In place of a value."""
     parts = walk_of(function("return J(x)", J=jax.jit(one))).fingerprint.parts
     assert {part.name: part.shown for part in parts}["global J"] == "jit"
+
+
+def test_a_mapping_of_flax_counts_in_any_order() -> None:
+    """As flax compares it: the metadata of variables is sorted anew on the way through a tree."""
+    mapping = pytest.importorskip("flax.typing").HashableMapping
+    found = mapping({"ref": False, "hijax": [1]})
+    assert digest_of(found) == digest_of(mapping({"hijax": [1], "ref": False}))
+    assert digest_of(found) != digest_of(mapping({"hijax": [2], "ref": False}))
+    assert digest_of(found) != digest_of(mapping({"hijax": [1], "rev": False}))
+    assert digest_of({"a": 1, "b": 2}) != digest_of({"b": 2, "a": 1})
