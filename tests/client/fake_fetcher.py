@@ -71,6 +71,9 @@ class FakeFetcher:
         """Everything is computed."""
         self._note("wait")
 
+    def data_here(self, array: RemoteArray) -> memoryview | None:
+        return array.data_here()
+
     def drop(self, ids: range) -> None:
         """Takes note."""
         self.told.extend(("drop", id_) for id_ in ids)

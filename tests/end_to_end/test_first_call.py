@@ -50,7 +50,7 @@ NOT_NEEDED = (
     "jaxd.interop.lazy_array",
     "jaxd.interop.handle_ranges",
     "jaxd.dispatch.retry",
-    "jaxd.remote_values.lost_value_errors",
+    "jaxd.remote_values.lineage",
     "jaxd.connection.server_requests",
     "jaxd.results.exceptions",
     "jaxd.transfer.dedup",

@@ -35,21 +35,22 @@ def _retry_in_new_session(caller: Caller, ask: Callable[[RemoteStore], T]) -> T:
     """
     for _ in range(MAX_WORKERS - 1):
         values = caller.session.values()
+        worker = values.worker
         try:
             return ask(values)
         except WorkerReplaced:
-            _switch_worker(caller, values)
+            _switch_worker(caller, worker)
         except ValuesLost:
             if caller.session.values() is values:
                 raise
     return ask(caller.session.values())
 
 
-def _switch_worker(caller: Caller, values: RemoteStore) -> None:
-    """Switches to the next worker: the one that has these values accepts no new calls."""
+def _switch_worker(caller: Caller, worker: tuple[Any, ...]) -> None:
+    """Switches to the next worker: this one accepts nothing new."""
     session = caller.session
     opened = session.current()
-    if opened.values is values:  # no other thread has switched yet
+    if opened.connection.worker == worker:  # no other thread has switched yet
         session.drain(opened.connection)
         session.connection()
 

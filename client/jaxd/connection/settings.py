@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.network.addresses import DEFAULT_TCP_PORT, Address
@@ -33,6 +33,8 @@ _CONFIG_TYPES: Mapping[str, type] = {
     "device": int,
     "fallback": str,
     "place": str,
+    "snapshot_bytes": int,
+    "snapshot_s": int,
     "verify": bool,
 }
 
@@ -43,6 +45,18 @@ _EXAMPLES: Mapping[type, str] = {str: '"…"', bool: "true or false", int: "0"}
 def config_file() -> str:
     """The user's file of lasting choices: `$XDG_CONFIG_HOME/jaxd/config.toml`."""
     return os.path.join(config_dir(), "config.toml")
+
+
+class RecoverySettings(NamedTuple):
+    """How much is done so that arrays can be made again.
+
+    Attributes:
+        interval_s: seconds between two snapshots; 0: nothing is kept, and nothing made again.
+        max_bytes: the most that is kept in this process, arguments of calls included.
+    """
+
+    interval_s: float
+    max_bytes: int
 
 
 class Settings:
@@ -65,6 +79,7 @@ class Settings:
             `jaxd.tracing.verification`.
         place: where calls run once their program is known: "server", "here" or "auto"; see
             `jaxd.tracing.here`.
+        snapshot_bytes, snapshot_s: see `RecoverySettings`.
     """
 
     default_place: ClassVar[Places] = "server"
@@ -79,6 +94,8 @@ class Settings:
         "inline",
         "place",
         "server",
+        "snapshot_bytes",
+        "snapshot_s",
         "token",
         "token_file",
         "verify",
@@ -97,6 +114,8 @@ class Settings:
         fallback: str | None = None,
         verify: bool = False,
         place: str = "server",
+        snapshot_s: float = 10.0,
+        snapshot_bytes: int = 1 << 30,
     ) -> None:
         self.server = server
         self.token = token
@@ -109,6 +128,8 @@ class Settings:
         self.fallback = fallback
         self.verify = verify
         self.place = place
+        self.snapshot_s = snapshot_s
+        self.snapshot_bytes = snapshot_bytes
 
     @property
     def retraces(self) -> bool:
@@ -175,6 +196,10 @@ class Settings:
             place=_parse_place(environment.get("JAXD_PLACE"), "JAXD_PLACE")
             or _parse_place(file.get("place"), f"`place` in {config_file()}")
             or cls.default_place,
+            snapshot_s=_parse_number("JAXD_SNAPSHOT_S", file.get("snapshot_s", 10)),
+            snapshot_bytes=int(
+                _parse_number("JAXD_SNAPSHOT_BYTES", file.get("snapshot_bytes", 1 << 30))
+            ),
         )
 
     def __repr__(self) -> str:
@@ -226,6 +251,23 @@ def _parse_device(text: str | None, from_file: int | None) -> int | None:
             "`jaxd devices` lists them."
         )
     return int(text)
+
+
+def _parse_number(name: str, otherwise: float) -> float:
+    """The number in a variable of the environment, if it is set."""
+    text = os.environ.get(name, "")
+    if not text:
+        return otherwise
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0.0 <= number < float("inf"):
+        raise ConfigurationError(
+            f"{name}={text!r} is no number that is 0 or more. Give one, or leave it out to have "
+            f"{otherwise:g}."
+        )
+    return number
 
 
 def _parse_fallback(text: str | None, source: str) -> str | None:

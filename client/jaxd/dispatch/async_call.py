@@ -101,6 +101,7 @@ class AsyncCall:
                 if retry_copy is not None:  # else there is no room for copies
                     self._retry_copies.append(retry_copy)
                     call.call = retry_copy.call
+            call.may_have_changed = not self._is_repeatable
             call.is_sent = True
             pending = PendingReply(partial(self._on_reply, attempt), needs_reader=True, about=call)
             connection.launch(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from jaxd.connection.server_requests import RequestSource
     from jaxd.connection.shared_reader import PendingReply
     from jaxd.dispatch.retry import BusyBackoff, RetryLimits
+    from jaxd.events.effects import CallEffects
     from jaxd.events.jax_callbacks import CallbackOrigin
-    from jaxd.events.output import EmittedOutput
     from jaxd.remote_values.store import OpenSession
     from jaxd.request.function_snapshot import FunctionSpec, SnapshotCache
     from jaxd.transfer.dedup import DedupPlan
@@ -216,7 +216,8 @@ class Caller:
             )
         from jaxd.events.jax_callbacks import run_callback
 
-        return run_callback(about, question, buffers)
+        run = partial(run_callback, about, question, buffers)
+        return about.effects().answer(question[1:], buffers, run)
 
     def event(
         self, connection: RequestSource, number: int, kind: str, content: dict[str, Any]
@@ -231,7 +232,8 @@ class Caller:
         try:
             if kind in OUTPUT_EVENTS:
                 about = connection.about(number) if kind != "compiled" else None
-                if not (isinstance(about, OpenCall) and about.is_repeated_output(kind, content)):
+                output = kind, content.get("text")
+                if about is None or not about.effects().is_repeated_output(output):
                     self.session.output_printer().event(connection, number, kind, content)
             elif kind == "warning":
                 self.session.warning_queue.event(connection, number, content)
@@ -264,6 +266,7 @@ class OpenCall:
         is_sent: whether the server may have it.
         has_called_back: whether a program has called functions of this process for it.
         callback_error: what the last of these raised.
+        may_have_changed: whether the arrays of its caller may not be what they were any more.
     """
 
     opened: OpenSession
@@ -271,9 +274,10 @@ class OpenCall:
     is_sent = False
     has_called_back = False
     callback_error: BaseException | None = None
+    may_have_changed = False
     _abandoned_plan: DedupPlan | None = None
     _busy_backoff: BusyBackoff | None = None
-    _output: EmittedOutput | None = None
+    _effects: CallEffects | None = None
     _replaced_workers = 0
     _retry_limits: RetryLimits | None = None
     _sent: PendingReply | None = None
@@ -432,8 +436,8 @@ class OpenCall:
             self.call = self._retry_limits.prepare_retry(
                 self.call, connection.worker, self._session.outages
             )
-        if self._output is not None:
-            self._output.begin_attempt()
+        if self._effects is not None:
+            self._effects.begin_attempt()
         self.number = connection.number()
         self.is_sent = False
         return connection
@@ -503,12 +507,13 @@ class OpenCall:
         if self._session.warning_queue.has_pending:
             self._session.warning_queue.issue(self.opened.connection, self.number)
 
-    def is_repeated_output(self, kind: str, content: Mapping[str, Any]) -> bool:
-        """Whether an earlier attempt emitted this output; counts it."""
-        from jaxd.events.output import EmittedOutput  # most processes have none
+    def effects(self) -> CallEffects:
+        """Those that it has had in this process; they do not happen twice."""
+        if self._effects is None:
+            from jaxd.events.effects import CallEffects  # most processes have none
 
-        self._output = self._output or EmittedOutput()
-        return self._output.is_repeat((kind, content.get("text")))
+            self._effects = CallEffects()
+        return self._effects
 
     # what follows a failed attempt -------------------------------------------------------------
 
@@ -573,7 +578,7 @@ class OpenCall:
             raise self._exception_of(value[1])
         if len(value) < 3 or type(value[2]) is not bytes:
             raise unreadable_reply_error()
-        had_no_effects = not (self.has_called_back or self._output or call.values)
+        had_no_effects = not (self.has_called_back or self._effects or call.values)
         try:
             result = self._read(value, frame)
             about = call.spec.snapshot.reader.remote_object(value[1])
@@ -601,7 +606,8 @@ class OpenCall:
         policy = call.result_policy
         if policy is not None and (policy.above == KEEP_ALL or value[4:5] != NOTHING_STAYS):
             calls = self.opened.values.calls  # of the session in which the values are
-            return calls.read(call, value[1], InlineLeaves.of(value, buffers))
+            lineage = None if self.may_have_changed else calls.lineage_of(call, self._effects)
+            return calls.read(call, value[1], InlineLeaves.of(value, buffers), lineage=lineage)
         with snapshot.pickling_context():
             return snapshot.reader.read(value[1], value[2], buffers, call.results)
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from importlib.machinery import ExtensionFileLoader
 from typing import TYPE_CHECKING, Any, Final
 
-from jaxd.connection.settings import Settings
+from jaxd.connection.settings import RecoverySettings, Settings
 from jaxd.events.warnings import WarningQueue
 from jaxd.remote_values.store import OpenSession, RemoteStore, retry_once
 from jaxd_protocol.base.process import Lazy, reset_after_fork
@@ -328,7 +328,12 @@ class Session:
         progress = self.progress
         connection.on_transfer = lambda sender: progress().transfer(sender)
         if self.store is None or self.id != welcome["session"]:
-            self.store = self._replace_store(welcome["session"], self.address, connection)
+            if self.store is not None and self.store.may_restore() and not connection.notice:
+                self.id = welcome["session"]
+                self.store.begin_session(connection.worker)
+            else:
+                self.store = self._replace_store(welcome["session"], self.address, connection)
+        self.store.takes_data = welcome.get("devices", 1) == 1
         self._grace_s = _seconds_in(welcome.get("session_grace_s"))
         self.window = threading.BoundedSemaphore(int(welcome["slots"]))
         self.accepts = welcome.get("accept", "code")
@@ -355,7 +360,14 @@ class Session:
             self._notifies_exit = True
             _skip_last_collections_at_exit()
             atexit.register(_notify_exit, weakref.ref(self))
-        return RemoteStore(self, address, connection.worker, compress=self.settings.compress)
+        kept = RecoverySettings(self.settings.snapshot_s, self.settings.snapshot_bytes)
+        return RemoteStore(
+            self,
+            address,
+            connection.worker,
+            compress=self.settings.compress,
+            settings=kept if kept.interval_s else None,
+        )
 
     def ask(self, verb: str, *args: Any) -> dict[str, Any]:
         """The server's answer to a question about itself, such as `statistics`, `info` or `why`.

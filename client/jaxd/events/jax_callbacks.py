@@ -27,6 +27,7 @@ from jaxd_protocol.jit.static_args import NO_STATIC_ARGS
 from jaxd_protocol.pytree.literals import load_literal
 
 if TYPE_CHECKING:
+    from jaxd.events.effects import CallEffects
     from jaxd.request.call_request import CallRequest
     from jaxd.request.function_snapshot import FunctionSnapshot
 
@@ -344,6 +345,9 @@ class CallbackOrigin(Protocol):
     @property
     def call(self) -> CallRequest:
         """The request."""
+
+    def effects(self) -> CallEffects:
+        """Those that it has had in this process; they do not happen twice."""
 
 
 def run_callback(

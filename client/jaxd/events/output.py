@@ -9,7 +9,6 @@ from __future__ import annotations
 import builtins
 import sys
 import warnings
-from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import lru_cache, partial
@@ -22,39 +21,6 @@ from jaxd.interop.jax_runtime import logs_compiles
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.messages.tracebacks import display_file
 from jaxd_protocol.packages.installed import content_of
-
-_MAX_OUTPUTS: Final = 1000
-
-
-class EmittedOutput:
-    """What one call emitted, over all of its attempts: a repeated attempt emits it again.
-
-    Outputs are counted, and not compared in order: a program emits unordered ones in any order.
-    Used by the thread that reads the connection of the attempt.
-    """
-
-    def __init__(self) -> None:
-        self._emitted: Counter[tuple[str, Any]] = Counter()
-        self._in_this_attempt: Counter[tuple[str, Any]] = Counter()
-
-    def begin_attempt(self) -> None:
-        """The call is sent again."""
-        self._in_this_attempt.clear()
-
-    def is_repeat(self, output: tuple[str, Any]) -> bool:
-        """Counts an output of this attempt; whether an earlier attempt emitted it.
-
-        Args:
-            output: its kind and its content.
-        """
-        if len(self._emitted) >= _MAX_OUTPUTS and output not in self._emitted:
-            return False
-        self._in_this_attempt[output] += 1
-        if self._in_this_attempt[output] <= self._emitted[output]:
-            return True
-        self._emitted[output] += 1
-        return False
-
 
 OUTPUT_EVENTS: Final = frozenset({"print", "warned", "logged", "compiled"})
 """The kinds of events that are output."""

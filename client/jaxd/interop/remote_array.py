@@ -64,6 +64,9 @@ class ArrayFetcher(Protocol):
     def drop(self, ids: range) -> None:
         """Releases arrays."""
 
+    def data_here(self, array: RemoteArray) -> memoryview | None:
+        """All bytes of an array in C order, where this process has them."""
+
 
 Donation = tuple[range, str]
 """Numbers of arrays of a batch, and the name of the function that they were donated to."""
@@ -80,26 +83,37 @@ class ResultBatch:
         first: the id of number 0 in its session; the others follow.
         leaves: their shapes and dtypes, by number.
         pending_call: the call that makes them, when that had not run; used by the fetcher only.
+        lineage: see the attribute.
 
     Attributes:
         was_fetched_alone: whether one of them was fetched by itself: the next one is fetched with
             its siblings.
         deleted: the numbers of those that were deleted.
         donations: those that were donated.
+        lineage: how they are made again if their worker ends; None: that is not known.
+        lost: why they are gone, once they are and could not be made again.
     """
 
     __slots__ = (
-        *("deleted", "donations", "fetcher", "first", "leaves", "pending_call"),
+        *("deleted", "donations", "fetcher", "first", "leaves", "lineage", "lost"),
+        "pending_call",
         *("was_fetched_alone", "_made", "_noticed", "_numbers", "_refs"),
     )
 
     def __init__(
-        self, fetcher: ArrayFetcher, first: int, leaves: Sequence[Leaf], pending_call: Any = None
+        self,
+        fetcher: ArrayFetcher,
+        first: int,
+        leaves: Sequence[Leaf],
+        pending_call: Any = None,
+        lineage: Any = None,
     ) -> None:
         self.fetcher = fetcher
         self.first = first
         self.leaves = leaves
         self.pending_call = pending_call
+        self.lineage = lineage
+        self.lost: Exception | None = None
         self.was_fetched_alone = False
         self.deleted: set[int] = set()
         self.donations: tuple[Donation, ...] = ()
@@ -150,7 +164,14 @@ class ResultBatch:
         for place in gone:
             refs[place] = None
         ids = spans_of(self.first + self._numbers[place] for place in gone)
-        return list(ids), any(refs)
+        are_others = any(refs)
+        if not (are_others or self.donations):  # a call that fails may give some back
+            self._forget_origin()
+        return list(ids), are_others
+
+    def _forget_origin(self) -> None:
+        """Nobody has an array of these; what made them holds data, and this is in a cycle."""
+        self.lineage = self.pending_call = None
 
     def _not_donated(self, donations: Sequence[Donation]) -> Iterator[tuple[int, int]]:
         """The places of those that were made and not donated."""
@@ -172,6 +193,9 @@ class ResultBatch:
         start, stop = self._places(numbers)
         if self._refs:
             self._refs[start:stop] = [None] * (stop - start)
+            if not any(self._refs):
+                self._forget_origin()
+                self._noticed(None)  # nothing is left to watch
 
     def release(self, numbers: range) -> None:
         """Has the server release these, which nobody can use any more."""
@@ -203,7 +227,7 @@ class ResultBatch:
         """Whether some of these were deleted or donated, or none was made."""
         if self.pending_call is not None and self.pending_call.error is not None:
             return True
-        if self.deleted:
+        if self.deleted or self.lost is not None:
             return True
         return any(
             each.start < numbers.stop and numbers.start < each.stop for each, _ in self.donations
@@ -436,6 +460,21 @@ class RemoteArray(ArrayLike):
         """Takes its data, all bytes in C order, which do not change any more."""
         if self._here is None:
             self._data = data
+
+    def data_here(self) -> memoryview | None:
+        """All bytes in C order, where they were fetched, or came with the reply of its call."""
+        if self._data is not None:
+            return self._data
+        if self._here is None or self.leaf.tag == "K":
+            return None
+        numpy = sys.modules["numpy"]  # the array is numpy's, or can become one
+        data: memoryview = numpy.ascontiguousarray(self._here).reshape(-1).view("u1").data
+        return data
+
+    def refuse_lost(self) -> None:
+        """Raises `ValuesLost` when its worker has ended, and it could not be made again."""
+        if self.origin.lost is not None:
+            raise self.origin.lost
 
     def refuse_deleted(self) -> None:
         """Raises `ValueDeleted` when it was deleted or donated."""

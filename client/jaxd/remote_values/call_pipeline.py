@@ -13,10 +13,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from jaxd.connection.shared_reader import NotSent, PendingReply
-from jaxd.remote_values.lost_value_errors import (
+from jaxd.remote_values.lineage import (
+    irreproducible_error,
     unanswered_call_error,
     values_lost_error,
     with_call_array_names,
@@ -42,6 +43,9 @@ from jaxd_protocol.pytree.leaves import leaf_data
 
 if TYPE_CHECKING:
     from jaxd.connection.connection import ClientConnection
+    from jaxd.events.effects import CallEffects
+    from jaxd.remote_values.lineage import Lineage
+    from jaxd.remote_values.recovery import Recovery
     from jaxd.request.call_request import CallRequest
     from jaxd.transfer.dedup import Deduplicator
     from jaxd.transfer.release_queue import ReleaseQueue
@@ -62,11 +66,20 @@ class ResultShape(NamedTuple):
         skeleton: of the results.
         layout: the parsed skeleton.
         hash: of the skeleton, for the server.
+        worker: that has returned it.
     """
 
     skeleton: bytes
     layout: Layout
     hash: bytes
+    worker: tuple[Any, ...] = ()
+
+
+class SkeletonEncoder(Protocol):
+    """Encodes the skeletons of the calls of one session."""
+
+    def encode(self, skeleton: bytes) -> bytes:
+        """The bytes to send for a skeleton; empty: itself."""
 
 
 class PipelinedCall:
@@ -78,7 +91,7 @@ class PipelinedCall:
         donated: numbers of the leaves that such calls are known to donate.
         on_done: called with it when it is done; its reply is then always read.
         is_copied: whether its caller may change its arrays before it is done.
-        sent_skeleton: the bytes that are sent for its skeleton.
+        skeletons: gives the bytes that are sent for its skeleton the first time.
 
     Attributes:
         done: whether its reply has arrived, or never will.
@@ -86,6 +99,7 @@ class PipelinedCall:
         skeleton: of its result; None while it is unknown.
         layout: the parsed skeleton; None while it is unknown.
         known_shape_hash: the hash of the structure that is known, for the server.
+        known_by: the worker that has returned it.
         deadline: `time.monotonic()` after which its caller does not wait; None: without limit.
         inline_leaves: the leaves that came with the reply; None before that.
         given_up: numbers of the leaves that were donated.
@@ -97,6 +111,8 @@ class PipelinedCall:
             many they are.
         released_ids: ids of released values that its message carries.
         has_called_back, callback_error: see `CallbackOrigin`.
+        lineage: how its result is made again; None: that is not known.
+        worker: for which its transfer was prepared.
     """
 
     def __init__(
@@ -106,7 +122,7 @@ class PipelinedCall:
         donated: Sequence[range] = (),
         on_done: Callable[[PipelinedCall], None] | None = None,
         is_copied: bool = False,
-        sent_skeleton: bytes | None = None,
+        skeletons: SkeletonEncoder | None = None,
     ) -> None:
         self.call = call
         self.number = 0
@@ -114,12 +130,14 @@ class PipelinedCall:
         self.deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self.transfer: CallTransfer | None = None
         self.copies_data = is_copied
-        self.sent_skeleton = sent_skeleton
+        self.skeletons = skeletons
+        self.sent_skeleton = b""
         self.done = False
         self.error: BaseException | None = None
         self.skeleton: bytes | None = form.skeleton if form else None
         self.layout: Layout | None = form.layout if form else None
         self.known_shape_hash = form.hash if form else b""
+        self.known_by = form.worker if form else ()
         self.inline_leaves: InlineLeaves | None = None
         self.given_up: tuple[range, ...] = ()
         self.changed: bytes | None = None
@@ -133,6 +151,10 @@ class PipelinedCall:
         self.has_called_back = False
         self.callback_error: BaseException | None = None
         self.on_done = on_done
+        self.lineage: Lineage | None = None
+        self.worker: tuple[Any, ...] = ()
+        self._effects: CallEffects | None = None
+        self._is_read = False
         self._data: dict[int, memoryview] | None = None
         self._donated = tuple(donated)
         self._lock = threading.RLock()  # guards its completion and its transfer
@@ -143,14 +165,54 @@ class PipelinedCall:
         """Assigns a number that is larger than those of all calls that were sent before."""
         assert self.call.result_policy is not None
         self.number = new_call_number()
-        self.call = self.call._replace(
-            result_policy=self.call.result_policy._replace(number=self.number)
-        )
+        policy = self.call.result_policy._replace(number=self.number)
+        self.call = self.call._replace(result_policy=policy)
+        if self.lineage is not None:
+            self.lineage.assign_number(policy)
 
     @property
     def name(self) -> str:
         """The name of its function."""
         return self.call.spec.snapshot.name
+
+    def effects(self) -> CallEffects:
+        """Those that it has had in this process; they do not happen twice."""
+        if self._effects is None:
+            from jaxd.events.effects import CallEffects
+
+            self._effects = CallEffects()
+        return self._effects
+
+    def refuse_lost(self) -> None:
+        """Raises `ValuesLost` when an array that it takes could not be made again."""
+        for each in self.call.values:
+            if each.origin.lost is not None:
+                raise each.origin.lost
+
+    def begin_session(self) -> bool:
+        """Prepares it for the next worker, to which it is sent whole; whether that is possible."""
+        with self._lock:
+            transfer, self.transfer = self.transfer, None
+            lineage: Any = self.lineage  # of a call
+            if lineage is not None and not lineage.obstacle:
+                self.call = self.call._replace(
+                    buffers=lineage.call.buffers,
+                    sources={},
+                    leaf_headers={},
+                    lost_workers=self.call.lost_workers + self.is_sent,
+                )
+        if transfer is not None:
+            transfer.release()
+        self.effects().begin_attempt()
+        return lineage is not None and not lineage.obstacle
+
+    def hand_over_lineage(self) -> Lineage | None:
+        """The lineage of its result, which its arrays hold from now on."""
+        lineage = self.lineage
+        self._is_read = True
+        if self.done:
+            self.lineage = None
+        return lineage
 
     def after_fork(self) -> None:
         """Renews the lock, which another thread of the parent may hold, in the child of a fork."""
@@ -184,8 +246,8 @@ class PipelinedCall:
             given_up = unpack_leaf_spans(value[2]) if len(value) > 2 else ()
             return self._finish_once(self._failure_with(value[1], given_up), given_up)
         given_up = unpack_leaf_spans(value[3])
-        skeleton = value[1] or self.skeleton
-        if self.skeleton is not None and self.skeleton != skeleton:
+        skeleton: Any = value[1] or self.skeleton
+        if self.skeleton is not None and not self._is_expected(skeleton):
             error = ResultError(
                 f"{self.name} returned another structure than before for arguments of the same "
                 "shapes: it depends on something that is no argument. Call it again."
@@ -193,6 +255,15 @@ class PipelinedCall:
             return self._finish_once(error, given_up, changed=skeleton)
         leaves = InlineLeaves.of(value, buffers)
         return self._finish_once(None, given_up, value, skeleton, leaves)
+
+    def _is_expected(self, skeleton: bytes) -> bool:
+        """Whether its result is what its caller was given, but for the tokens of another worker."""
+        known = self.skeleton
+        assert known is not None
+        if known == skeleton:
+            return True
+        is_moved = self.connection is not None and self.connection.worker != self.known_by
+        return is_moved and self.call.spec.snapshot.reader.are_alike(known, skeleton)
 
     def fail_not_run(self, error: BaseException) -> None:
         """Fails a call that did not run: its donated arguments stay usable."""
@@ -252,6 +323,8 @@ class PipelinedCall:
             if transfer is not None:
                 transfer.release(reply)
             self.call = self.call.without_data()
+            if self._is_read or error is not None:
+                self.lineage = None  # which holds data, and this is in cycles of references
             self.done = True
 
     def _mark_given_up(self, given_up: tuple[range, ...]) -> None:
@@ -287,6 +360,8 @@ class CallPipeline:
         release_queue: the ids of released values, which calls carry to the server.
         deduplicator: gives what deduplicates the data of this session.
         arrived: called in the reading thread for each reply, with whether it holds a result.
+        recovery: gives what makes arrays again when their worker has ended; None: nothing.
+        leave: called with a connection whose worker accepts no new calls.
     """
 
     def __init__(
@@ -296,12 +371,16 @@ class CallPipeline:
         release_queue: ReleaseQueue,
         deduplicator: Callable[[], Deduplicator],
         arrived: Callable[[ClientConnection, PipelinedCall, bool], None],
+        recovery: Callable[[], Recovery] | None = None,
+        leave: Callable[[ClientConnection], None] = lambda _: None,
     ) -> None:
         self._connect_session = connect
         self._transfer_router = transfer_router
         self._release_queue = release_queue
         self._deduplicator = deduplicator
         self._on_arrival = arrived
+        self._recovery = recovery
+        self._leave = leave
         self._open: dict[int, PipelinedCall] = {}
         self._finished: deque[PipelinedCall] = deque()  # those to notify
         self._lock = threading.RLock()  # guards _open, and the order in which calls are sent
@@ -399,6 +478,7 @@ class CallPipeline:
         with self._holding_lock():
             if self.has_unsent_calls() or not connection.alive:
                 return False
+            flight.refuse_lost()  # they may have been lost since the caller looked
             flight.assign_number()
             flight.connection = connection  # before it is open: its connection is not lost
             self._open[flight.number] = flight
@@ -487,6 +567,38 @@ class CallPipeline:
             self.wait(flight)
         return flights
 
+    def begin_restore(self) -> list[PipelinedCall]:
+        """The calls that will be sent to the next worker, which has nothing of their session.
+
+        Those that cannot be are failed. Those that the worker before it still runs end there.
+        """
+        for flight in list(self._open.values()):
+            while not (flight.done or self._has_lost_connection(flight)):
+                connection, pending = flight.connection, flight.pending
+                if connection is not None and pending is not None:
+                    connection.shared_reader.wait(pending, None)
+                    self._on_reply(flight, connection, pending)
+        with self._holding_lock():
+            for flight in list(self._open.values()):
+                if not flight.done and not flight.begin_session():
+                    self._fail(flight, self._lost_with_worker(flight))
+            return [flight for flight in self._open.values() if not flight.done]
+
+    def _lost_with_worker(self, flight: PipelinedCall) -> ValuesLost:
+        obstacle = "they are the result of a call that was under way"
+        if flight.lineage is not None:
+            obstacle = flight.lineage.obstacle
+        return irreproducible_error(obstacle)
+
+    def end_restore(self) -> None:
+        """Fails calls on arrays that could not be made again."""
+        with self._holding_lock():
+            for flight in list(self._open.values()):
+                for each in flight.call.values:
+                    error = each.origin.lost or getattr(each.origin.pending_call, "error", None)
+                    if error is not None and not flight.done:
+                        self._fail(flight, error)
+
     def fail_all(self, error: JaxdError) -> None:
         """Fails all open calls: the session is gone."""
         with self._holding_lock():
@@ -506,6 +618,9 @@ class CallPipeline:
             )
             if transfer.places:  # else its data is never loaded again
                 call = call._replace(buffers=transfer.copies_of(call))
+        if self._recovery is not None and flight.attempts == 0:  # its arrays are as they were
+            flight.lineage = self._recovery().of_call(flight.call, flight.effects(), transfer)
+        flight.worker = connection.worker
         flight.replace_transfer(transfer, call)
         return transfer
 
@@ -513,16 +628,22 @@ class CallPipeline:
         number = connection.number()
         flight.attempts += 1
         transfer = flight.transfer
-        if transfer is None or not self._transfer_router.announce(connection, transfer.places):
+        if (
+            transfer is None
+            or flight.worker != connection.worker
+            or not self._transfer_router.announce(connection, transfer.places)
+        ):
             transfer = self._prepare_transfer(flight, connection)
         is_first = flight.attempts == 1  # later, the server may not know the indexed skeleton
+        if is_first and flight.skeletons is not None:
+            flight.sent_skeleton = flight.skeletons.encode(flight.call.skeleton)
         if is_first:
             flight.released_ids = self._release_queue.take_all()
         message = flight.call.message(
             transfer.data_locations,
             min(list(self._open), default=flight.number),
             flight.released_ids,
-            flight.sent_skeleton if is_first else None,
+            flight.sent_skeleton if is_first else b"",
             flight.known_shape_hash,
         )
         pending = PendingReply(
@@ -577,9 +698,10 @@ class CallPipeline:
         """Called by the reading and by the waiting thread: perhaps twice."""
         if flight.connection is not connection:
             return
-        if isinstance(pending.error, ConnectionLost) and not flight.done:
+        lost = self._loss_in(flight, connection, pending)
+        if lost is not None:
             self._on_arrival(connection, flight, False)
-            self._on_lost_reply(flight, pending.error)
+            self._on_lost_reply(flight, lost)
             return
         try:
             _complete_from_reply(flight, pending)
@@ -589,6 +711,22 @@ class CallPipeline:
         self._finished.append(flight)
         self._on_arrival(connection, flight, flight.error is None)
         self._notify_finished()
+
+    def _loss_in(
+        self, flight: PipelinedCall, connection: ClientConnection, pending: PendingReply
+    ) -> ConnectionLost | None:
+        """Why a call without a result is to be sent again; None: it is over."""
+        if flight.done:
+            return None
+        if isinstance(pending.error, ConnectionLost):
+            return pending.error
+        value: Any = pending.value if pending.error is None and pending.frame is not None else None
+        is_refused = isinstance(value, tuple) and len(value) == 2 and value[0] == FAILED
+        if self._recovery is None or not is_refused or not is_failure(value[1], WorkerReplaced):
+            return None
+        self._leave(connection)
+        flight.connection, flight.is_sent = None, False  # it has not run
+        return ConnectionLost("the worker is being replaced.")
 
     def _on_lost_reply(self, flight: PipelinedCall, error: ConnectionLost) -> None:
         if self._open.get(flight.number) is not flight:  # it is not sent again

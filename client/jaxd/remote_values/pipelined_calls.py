@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from jaxd.connection.settings import REPLY_GRACE_S
+from jaxd.request.call_request import running_callbacks
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.base.process import Lazy, start_thread
 from jaxd_protocol.errors import Busy, DeadlineExceeded, JaxdError, ValuesLost
@@ -27,10 +28,13 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from jaxd.connection.connection import ClientConnection
+    from jaxd.events.effects import CallEffects
     from jaxd.events.progress import Progress
     from jaxd.events.warnings import WarningQueue
     from jaxd.interop.remote_array import RemoteArray
     from jaxd.remote_values.call_pipeline import CallPipeline, PipelinedCall
+    from jaxd.remote_values.lineage import Lineage
+    from jaxd.remote_values.recovery import Recovery
     from jaxd.request.call_request import CallRequest
     from jaxd.results.reader import InlineLeaves
     from jaxd.transfer.dedup import Deduplicator
@@ -44,8 +48,8 @@ _MAX_SKELETONS: Final = 256
 _CallKind = tuple[bytes, bytes, str, tuple[tuple[int, int], ...]]
 """Of calls whose results look alike: function, arguments, form, and the leaves on the server."""
 
-_KnownResult = tuple[bytes, tuple[range, ...], bytes]
-"""Of such results: their skeleton, the leaves that are given up for them, and a hash."""
+_KnownResult = tuple[bytes, tuple[range, ...], bytes, tuple[Any, ...]]
+"""Of such results: their skeleton, the leaves that are given up for them, a hash, the worker."""
 
 
 class SkeletonTable:
@@ -63,10 +67,17 @@ class SkeletonTable:
         """In the child of a fork: no other thread holds the lock."""
         self._numbers: dict[bytes, int] = {}
         self._assigned = 0
+        self._is_over = False
         self._lock = threading.Lock()  # guards _assigned
+
+    def end(self) -> None:
+        """The session is over: another one knows none of these."""
+        self._is_over = True
 
     def encode(self, skeleton: bytes) -> bytes:
         """The bytes to send for a skeleton: an index, a definition, or itself."""
+        if self._is_over:
+            return skeleton
         number = self._numbers.get(skeleton)
         if number is not None:
             return indexed_skeleton(number)
@@ -97,6 +108,9 @@ class ClientServices(Protocol):
     warning_queue: WarningQueue
     progress: Lazy[Progress]
 
+    def drain(self, connection: ClientConnection) -> None:
+        """Makes no new calls over a connection, whose worker is being replaced."""
+
 
 class ValueStore(Protocol):
     """The arrays of one session, as calls on them need it.
@@ -104,10 +118,12 @@ class ValueStore(Protocol):
     Attributes:
         release_queue: collects the ids of those that this process released.
         deduplicator: gives what the session has sent.
+        recovery: gives what makes the arrays again when their worker has ended; None: nothing.
     """
 
     release_queue: ReleaseQueue
     deduplicator: Callable[[], Deduplicator]
+    recovery: Lazy[Recovery] | None
 
     def connection(self, deadline: float | None = None) -> ClientConnection:
         """A connection of this session; raises `ValuesLost` when there is none any more."""
@@ -118,6 +134,7 @@ class ValueStore(Protocol):
         leaves: Sequence[Leaf],
         numbers: Sequence[int] | None = None,
         flight: PipelinedCall | None = None,
+        lineage: Lineage | None = None,
     ) -> list[Any]:
         """What stands for some leaves of a result."""
 
@@ -145,9 +162,9 @@ class PipelinedCalls:
             values.connection,
             self._services.transfer_router(),
             values.release_queue,
-            values.deduplicator,
+            lambda: values.deduplicator(),  # noqa: PLW0108  each session has another one
         )
-        return CallPipeline(*ways, self._on_arrival)
+        return CallPipeline(*ways, self._on_arrival, values.recovery, self._services.drain)
 
     @property
     def _pipeline(self) -> CallPipeline:
@@ -168,6 +185,26 @@ class PipelinedCalls:
         """The session is gone: nothing comes of what is on its way."""
         if self._lazy_pipeline.made is not None:
             self._lazy_pipeline.made.fail_all(error)
+
+    def begin_session(self) -> None:
+        """The server knows nothing of these calls any more."""
+        self._result_shapes.clear()
+        self._skeletons.end()
+        self._skeletons = SkeletonTable()
+
+    def restore(self, recovery: Recovery, connection: ClientConnection) -> None:
+        """Makes the arrays again that these calls need, or somebody holds; see `Recovery`.
+
+        Raises:
+            ConnectionLost: when that worker has ended as well.
+        """
+        flights = self._pipeline.begin_restore()
+        recovery.restore(connection, flights)
+        self._pipeline.end_restore()
+
+    def settle(self) -> None:
+        """Waits for all calls in flight, whatever becomes of them."""
+        self._pipeline.wait_for_all()
 
     def call(self, call: CallRequest) -> Any:
         """Makes a call on values; returns before it has run where its result's form is known.
@@ -249,17 +286,21 @@ class PipelinedCalls:
         form: ResultShape | None = None
         donated: tuple[range, ...] = ()
         try:
+            recovery = self._store.recovery
+            if recovery is not None and call.timeout_s is None and not running_callbacks:
+                recovery().snapshot_if_due()
             for handle_range in call.values:
                 if handle_range.origin.may_be_unusable(handle_range.numbers):
                     self.check(handle_range.arrays)
             kind = _call_kind(call, call.remote_leaves)
             known = self._result_shapes.get(kind) if may_return else None
             if known is not None:
-                skeleton, donated, hash_ = known
-                form = ResultShape(skeleton, call.spec.snapshot.reader.layout(skeleton), hash_)
+                skeleton, donated, hash_, worker = known
+                layout = call.spec.snapshot.reader.layout(skeleton)
+                form = ResultShape(skeleton, layout, hash_, worker)
             is_copied = known is not None or ended is not None
-            sent_skeleton = self._skeletons.encode(call.skeleton)
-            flight = PipelinedCall(call, form, donated, ended, is_copied, sent_skeleton)
+            skeletons = self._skeletons
+            flight = PipelinedCall(call, form, donated, ended, is_copied, skeletons)
             self._pipeline.launch(flight)
         except BaseException as error:
             self._launch_failed(call, flight, error)
@@ -270,7 +311,7 @@ class PipelinedCalls:
         self, call: CallRequest, flight: PipelinedCall | None, error: BaseException
     ) -> None:
         if isinstance(error, ValuesLost):
-            from jaxd.remote_values.lost_value_errors import with_call_array_names
+            from jaxd.remote_values.lineage import with_call_array_names
 
             raise with_call_array_names(error, call) from None
         if flight is not None and not flight.done:  # interrupted, and perhaps on its way
@@ -303,7 +344,7 @@ class PipelinedCalls:
         flight.layout = call.spec.snapshot.reader.layout(flight.skeleton)
         if _is_remote(call):
             self._store_shape(flight, flight.skeleton)
-            if flight.sent_skeleton is not None and flight.attempts == 1:
+            if flight.skeletons is self._skeletons and flight.attempts == 1:
                 self._skeletons.confirm(flight.sent_skeleton)
         return self._result(flight)
 
@@ -312,7 +353,8 @@ class PipelinedCalls:
         known = self._result_shapes.get(kind)
         if known is not None and known[:2] == (skeleton, flight.given_up):
             return
-        self._result_shapes[kind] = skeleton, flight.given_up, shape_hash(skeleton)
+        worker = () if flight.connection is None else flight.connection.worker
+        self._result_shapes[kind] = skeleton, flight.given_up, shape_hash(skeleton), worker
 
     def _replace_shape(self, flight: PipelinedCall, skeleton: bytes) -> None:
         """Replaces the known result shape of such calls, after a result had another."""
@@ -327,7 +369,9 @@ class PipelinedCalls:
 
     def _result(self, flight: PipelinedCall) -> Any:
         assert flight.skeleton is not None
-        return self.read(flight.call, flight.skeleton, flight.inline_leaves, flight)
+        return self.read(
+            flight.call, flight.skeleton, flight.inline_leaves, flight, flight.hand_over_lineage()
+        )
 
     def read(
         self,
@@ -335,6 +379,7 @@ class PipelinedCalls:
         skeleton: bytes,
         home: InlineLeaves | None,
         flight: PipelinedCall | None = None,
+        lineage: Lineage | None = None,
     ) -> Any:
         """The result of a call, some of which stays here.
 
@@ -343,6 +388,7 @@ class PipelinedCalls:
             skeleton: what its result looks like.
             home: what is in the reply; None when there is none so far.
             flight: the call, when it returns before its reply is here.
+            lineage: how the result is made again; None: that is not known.
 
         Raises:
             JaxdError: when it cannot be read in this process.
@@ -352,10 +398,23 @@ class PipelinedCalls:
         first = first_value_id(stay.number)
 
         def remote(leaves: Sequence[Leaf], numbers: Sequence[int]) -> list[Any]:
-            return self._store.remote(first, leaves, numbers, flight)
+            return self._store.remote(first, leaves, numbers, flight, lineage)
 
         with snapshot.pickling_context():
             return snapshot.reader.read_part(skeleton, home, stay, call.results, remote)
+
+    def lineage_of(self, call: CallRequest, effects: CallEffects | None) -> Lineage | None:
+        """How the result of a call is made again that was not one of these.
+
+        Args:
+            call: the request, whose arrays its caller has not changed so far.
+            effects: those that it had; None: none.
+        """
+        if self._store.recovery is None:
+            return None
+        from jaxd.events.effects import CallEffects
+
+        return self._store.recovery().of_call(call, effects or CallEffects())
 
     def _on_arrival(self, connection: ClientConnection, flight: PipelinedCall, ready: bool) -> None:
         self._services.progress().finish(connection, flight.request, ready=ready)
@@ -371,6 +430,7 @@ class PipelinedCalls:
         """
         for array in arrays:
             array.refuse_deleted()
+            array.refuse_lost()
             flight = array.pending_call
             if flight is not None and flight.error is not None:
                 raise flight.error

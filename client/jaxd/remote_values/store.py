@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from jaxd.remote_values.pipelined_calls import ClientServices, PipelinedCalls
+from jaxd.results.reader import specs_in
 from jaxd.transfer.release_queue import ReleaseQueue
 from jaxd_protocol.base.process import Lazy, reset_after_fork
-from jaxd_protocol.errors import ConnectionLost, JaxdError, ValuesLost
+from jaxd_protocol.errors import ConnectionLost, ValuesLost
 from jaxd_protocol.messages.calls import FAILED
 from jaxd_protocol.messages.data_locations import (
     INLINE_RESULT_BYTES,
@@ -19,13 +21,16 @@ from jaxd_protocol.messages.data_locations import (
     pack_ids,
     pack_locations,
 )
-from jaxd_protocol.pytree import Leaf, parse_skeleton
+from jaxd_protocol.pytree import Leaf
 
 if TYPE_CHECKING:
     from jaxd.connection.connection import ClientConnection
+    from jaxd.connection.settings import RecoverySettings
     from jaxd.connection.shared_reader import PendingReply
-    from jaxd.interop.remote_array import RemoteArray
+    from jaxd.interop.remote_array import RemoteArray, ResultBatch
     from jaxd.remote_values.call_pipeline import PipelinedCall
+    from jaxd.remote_values.lineage import Lineage
+    from jaxd.remote_values.recovery import Recovery
     from jaxd.request.arguments import ArgumentEncoder as PutData
     from jaxd.transfer.dedup import Deduplicator
     from jaxd_protocol.network.addresses import Address
@@ -33,6 +38,9 @@ if TYPE_CHECKING:
 
 
 _MAX_FETCH_BYTES: Final = 1 << 28
+
+_MAX_RESTORES: Final = 16
+"""Workers on which it is tried, one after the other, to make the arrays again."""
 
 T = TypeVar("T")
 
@@ -76,9 +84,12 @@ class RemoteStore:
         address: of the server.
         worker: identifies the worker that has the arrays.
         compress: whether data may be compressed on its way over a network.
+        settings: of recovery; None: arrays are lost with their worker.
 
     Attributes:
         address: the server's address, for people.
+        takes_data: see `RecoverableStore`.
+        recovery: gives what makes the arrays again when their worker has ended; None: nothing.
         loss_error: why the arrays are gone, once they are.
         release_queue: the ids of arrays that this process no longer holds.
         deduplicator: makes what deduplicates the data that the session sends.
@@ -92,21 +103,33 @@ class RemoteStore:
         worker: tuple[Any, ...] = (),
         *,
         compress: bool = False,
+        settings: RecoverySettings | None = None,
     ) -> None:
         self.worker = worker
         self.address = str(address)
+        self.takes_data = True
+        self._is_stale = False
+        self._restoring = threading.RLock()  # held by the thread that makes arrays again
         self.loss_error: ValuesLost | None = None
         self._uplink = uplink
         self.release_queue = ReleaseQueue(self._send_releases)
         self.drop = self.release_queue.add
-        self.deduplicator: Callable[[], Deduplicator] = Lazy(
-            partial(_make_deduplicator, self.release_queue, address, compress=compress)
+        self._make_deduplicator = partial(
+            _make_deduplicator, self.release_queue, address, compress=compress
         )
+        self.deduplicator: Callable[[], Deduplicator] = Lazy(self._make_deduplicator)
+        self.recovery = Lazy(partial(self._make_recovery, settings)) if settings else None
         self.calls = PipelinedCalls(self, uplink)
         reset_after_fork(self)
 
+    def _make_recovery(self, settings: RecoverySettings) -> Recovery:
+        from jaxd.remote_values.recovery import Recovery  # many processes leave no values
+
+        return Recovery(self, self._uplink.transfer_router, settings)
+
     def after_fork(self) -> None:
         """Marks the arrays as lost, in the child of a fork: they are the parent's."""
+        self._restoring = threading.RLock()
         self.release_queue.abandon()
         self.calls.after_fork()
         self.invalidate(
@@ -122,7 +145,7 @@ class RemoteStore:
         self.calls.fail_all(error)
 
     def connection(self, deadline: float | None = None) -> ClientConnection:
-        """A connection of this session.
+        """A connection of this session, over which all arrays are there that could be made again.
 
         Args:
             deadline: `time.monotonic()` after which it is not tried again to connect.
@@ -131,17 +154,81 @@ class RemoteStore:
             ValuesLost: when there is none any more.
             NoServer: when the server cannot be reached.
         """
+        for _ in range(_MAX_RESTORES):
+            connection = self._connect(deadline)
+            if not self._is_stale:
+                return connection
+            with suppress(ConnectionLost):  # that worker has ended as well
+                self._restore(connection)
+        from jaxd.remote_values.lineage import irreproducible_error
+
+        self.invalidate(
+            irreproducible_error(f"{_MAX_RESTORES} workers have ended while they were made")
+        )
+        return self._connect(deadline)
+
+    def _connect(self, deadline: float | None) -> ClientConnection:
         if self.loss_error is not None:
             raise self.loss_error
         connection, values = self._uplink.current(deadline=deadline)
         if values is not self and self.loss_error is None:
-            from jaxd.remote_values.lost_value_errors import values_lost_error
+            from jaxd.remote_values.lineage import values_lost_error
 
             with_worker = connection.worker != self.worker
             self.invalidate(values_lost_error(with_worker=with_worker, notice=connection.notice))
         if self.loss_error is not None:
             raise self.loss_error
         return connection
+
+    def may_restore(self) -> bool:
+        """Whether the arrays may be made again in another session."""
+        return self.recovery is not None and self.loss_error is None
+
+    def begin_session(self, worker: tuple[Any, ...]) -> None:
+        """The server knows nothing of these arrays any more: they are made again at the next use.
+
+        Args:
+            worker: identifies the worker that will have them.
+        """
+        self.worker = worker
+        self._is_stale = True
+        self.release_queue.forget_sent()
+        self.deduplicator = Lazy(self._make_deduplicator)
+        self.calls.begin_session()
+
+    def _restore(self, connection: ClientConnection) -> None:
+        """Makes the arrays again, unless another thread has.
+
+        Raises:
+            ConnectionLost: when this worker has ended as well.
+        """
+        with self._restoring:
+            if not self._is_stale or connection.worker != self.worker:
+                return
+            assert self.recovery is not None
+            self.release_queue.take_all()  # of what is not made again
+            self.calls.restore(self.recovery(), connection)
+            if connection.worker == self.worker:  # else there is another one by now
+                self._is_stale = False
+
+    def live_batches(self) -> Sequence[ResultBatch]:
+        """The arrays that somebody holds, by call."""
+        held: Any = self.release_queue.held()  # nothing else is tracked
+        return list(held)
+
+    def data_here(self, array: RemoteArray) -> memoryview | None:
+        """All bytes of an array in C order, where this process has them."""
+        data = array.data_here()
+        return self._arrived_data(array) if data is None else data
+
+    def settle(self) -> None:
+        """Waits for all calls in flight, whatever becomes of them."""
+        self.calls.settle()
+
+    def fetch_copies(self, arrays: Sequence[RemoteArray]) -> Iterator[memoryview]:
+        """The data of arrays that are computed, which are not told of it."""
+        for part in _fetch_groups(arrays):
+            yield from self._fetch(part)
 
     def _send_releases(self, ids: bytes) -> bool:
         # Chosen before it is looked whether calls were lost: over the next connection these come
@@ -155,7 +242,8 @@ class RemoteStore:
         return self._uplink.notify(self, "drop", ids, over=connection)
 
     def _must_defer(self) -> bool:
-        return self._uplink.open_connection is None or self.calls.has_unsent_calls()
+        is_out_of_reach = self._uplink.open_connection is None or self._is_stale
+        return is_out_of_reach or self.calls.has_unsent_calls()
 
     def remote(
         self,
@@ -163,6 +251,7 @@ class RemoteStore:
         leaves: Sequence[Leaf],
         numbers: Sequence[int] | None = None,
         flight: PipelinedCall | None = None,
+        lineage: Lineage | None = None,
     ) -> list[RemoteArray]:
         """Remote arrays for some leaves of a result.
 
@@ -171,11 +260,12 @@ class RemoteStore:
             leaves: all leaves of the result.
             numbers: of those that are wanted; by default all.
             flight: the call that makes them, when that had not run.
+            lineage: how they are made again; None: that is not known.
         """
         from jaxd.interop.remote_array import ResultBatch  # a process of small results has none
 
         self.release_queue.start()
-        batch = ResultBatch(self, first, leaves, flight)
+        batch = ResultBatch(self, first, leaves, flight, lineage)
         arrays = batch.make(range(len(leaves)) if numbers is None else numbers)
         self.release_queue.track(batch)
         return arrays
@@ -190,7 +280,7 @@ class RemoteStore:
         try:
             return self._fetch_one(array)
         except ValuesLost as error:
-            from jaxd.remote_values.lost_value_errors import with_array_names
+            from jaxd.remote_values.lineage import with_array_names
 
             raise with_array_names(error, [array]) from None
 
@@ -209,6 +299,8 @@ class RemoteStore:
         """The data of arrays, through shared memory where that is faster."""
         ids = pack_ids(array.id for array in arrays)
         connection = self.connection()
+        for array in arrays:
+            array.refuse_lost()
         buffer = self._uplink.transfer_router().receive_buffer(
             connection, [array.nbytes for array in arrays]
         )
@@ -233,6 +325,7 @@ class RemoteStore:
         self, number: int, skeleton: bytes, blob: bytes, config: Any, data: PutData
     ) -> list[RemoteArray]:
         connection, first = self.connection(), first_value_id(number)
+        lineage = None if self.recovery is None else self.recovery().of_put(number, data, config)
         transfer = self._uplink.transfer_router().prepare(data, connection)
         args = (number, skeleton, blob, pack_locations(transfer.data_locations), config)
         try:
@@ -246,7 +339,7 @@ class RemoteStore:
             raise
         finally:
             transfer.release()
-        return self.remote(first, specs_in(value[1]))
+        return self.remote(first, specs_in(value[1]), lineage=lineage)
 
     def fetch_all(self, arrays: Sequence[RemoteArray]) -> None:
         """Fetches several arrays with few messages; they keep their data.
@@ -263,7 +356,7 @@ class RemoteStore:
                 for array, data in zip(part, self._fetch(part), strict=True):
                     array.receive(data)
         except ValuesLost as error:
-            from jaxd.remote_values.lost_value_errors import with_array_names
+            from jaxd.remote_values.lineage import with_array_names
 
             raise with_array_names(error, arrays) from None
 
@@ -298,10 +391,14 @@ class RemoteStore:
     def part(self, array: RemoteArray, index: tuple[Any, ...]) -> Any:
         """The result of basic indexing: here when it is small, else on the server."""
         self.wait(array)
+        self.connection()  # makes it again where that is needed
+        array.refuse_lost()
         number = new_call_number()
         value, frame = self.ask("part", array.id, index, INLINE_RESULT_BYTES, number, makes=number)
         (spec,) = specs_in(value[1])
-        (made,) = self.remote(first_value_id(number), [spec])
+        recovery = self.recovery
+        lineage = None if recovery is None else recovery().of_part(number, array, index)
+        (made,) = self.remote(first_value_id(number), [spec], lineage=lineage)
         if frame.buffers:
             made.receive(frame.buffers[0])
             return made.fetch()
@@ -309,6 +406,7 @@ class RemoteStore:
 
     def wait(self, array: RemoteArray) -> None:
         """Returns when an array is computed."""
+        array.refuse_lost()
         if array.pending_call is not None:
             self.calls.wait_for(array.pending_call)
 
@@ -357,15 +455,6 @@ class RemoteStore:
 
     def _drop_all(self, first: int, count: int) -> None:
         self.drop(range(first, first + count))
-
-
-def specs_in(skeleton: bytes) -> tuple[Leaf, ...]:
-    """The arrays of a flat tuple."""
-    return parse_skeleton(skeleton, _refuse_class).leaves
-
-
-def _refuse_class(*_: Any) -> type:
-    raise JaxdError("the server named a class where only arrays are. Please report this.")
 
 
 def _fetch_groups(arrays: Sequence[RemoteArray]) -> Iterable[list[RemoteArray]]:

@@ -24,6 +24,7 @@ from jaxd_protocol.messages.calls import FAILED
 from jaxd_protocol.messages.data_locations import KEEP_ALL, ResultPolicy, unpack_leaf_spans
 from jaxd_protocol.pytree import BlobLayout, Layout, Leaf, parse_skeleton
 from jaxd_protocol.pytree.leaves import dtype_of, leaf_data, numpy_leaf
+from jaxd_protocol.pytree.references import Reference, replace_tokens
 
 ResultsAs = Literal["auto", "numpy", "jax", "remote"]
 _MAX_LAYOUTS = 1024
@@ -184,6 +185,22 @@ class ResultReader:
             layout = parse_skeleton(skeleton, self._find_class, None, self._local_objects)
             return layout, met[0] if met else None
 
+    def are_alike(self, skeleton: bytes, other: bytes) -> bool:
+        """Whether two skeletons are the same but for the tokens of two workers.
+
+        Raises:
+            JaxdError: as `read`.
+        """
+        if len(skeleton) != len(other):
+            return False
+        return self._without_tokens(skeleton) == self._without_tokens(other)
+
+    def _without_tokens(self, skeleton: bytes) -> bytes:
+        with self._parsing:
+            references = _ReferenceCollector(self._local_objects)
+            parse_skeleton(skeleton, self._find_class, None, references)
+        return replace_tokens(skeleton, references.found, lambda each: bytes(len(each.token)))
+
     def exception_type(self, module: str, name: str, content: bytes) -> type | None:
         """An exception of the user's own, by its content id; None when none is reached."""
         return self._local_objects.class_of(module, name, content)
@@ -235,8 +252,33 @@ class ResultReader:
         )
 
 
+class _ReferenceCollector:
+    """Finds what references stand for, and keeps the references."""
+
+    def __init__(self, own: LocalObjects) -> None:
+        self.found: list[Reference] = []
+        self._own = own
+
+    def getter(self, reference: Reference, *rest: Any) -> Any:
+        """As `LocalObjects.getter`."""
+        self.found.append(reference)
+        return self._own.getter(reference, *rest)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
+
+
 def _refuse_class(module: str, name: str, *_: Any) -> type:
-    raise ProtocolError(f"the attributes of an exception hold a {module}.{name}.")
+    raise ProtocolError(f"the server names a class where only data is: {module}.{name}.")
+
+
+def specs_in(skeleton: bytes) -> Sequence[Leaf]:
+    """Shapes and dtypes in the skeleton of a flat tuple of arrays.
+
+    Raises:
+        ProtocolError: when it is anything else.
+    """
+    return parse_skeleton(skeleton, _refuse_class).leaves
 
 
 @lru_cache(maxsize=256)

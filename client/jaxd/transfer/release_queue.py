@@ -65,6 +65,7 @@ class ReleaseQueue:
         self._is_needed = False  # whether the thread was ever started
         self._is_stopped = False
         self._lock = threading.Lock()  # guards the thread; `add` must not take it
+        self._watching = threading.Lock()  # held while arrays go from `young` to `_watched`
 
     def track(self, arrays: Releasable) -> None:
         """Holds what a call returned, for a moment, and then watches it."""
@@ -141,9 +142,10 @@ class ReleaseQueue:
         self._watched.clear()
         self._is_woken = True
         self._lock = threading.Lock()
+        self._watching = threading.Lock()
 
     def _watch_young(self) -> None:
-        with suppress(IndexError):
+        with suppress(IndexError), self._watching:
             while True:
                 arrays = self.young.popleft()
                 self._watched[id(arrays)] = arrays
@@ -180,6 +182,16 @@ class ReleaseQueue:
                     found.append(ids)
         self._sent.extend(found)
         return found
+
+    def forget_sent(self) -> None:
+        """Forgets what was sent: the server has none of it any more."""
+        self._sent.clear()
+
+    def held(self) -> list[Releasable]:
+        """The arrays of calls, of which somebody holds some or did until just now."""
+        self._watch_young()
+        with self._watching:
+            return [*self.young, *self._watched.values()]
 
     def resend(self) -> None:
         """Sends the ids of the last connection again over a new one.

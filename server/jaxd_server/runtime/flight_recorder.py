@@ -11,8 +11,8 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Iterable
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.base.shared_memory import available, create_private, create_sealed, map_file
 
@@ -21,7 +21,7 @@ _ROW: Final = struct.Struct("<BBd16s16sB63sH150s")
 _OWNERS_BYTES: Final = 4096
 _OWNERS: Final = struct.Struct("<I")
 _BYTES: Final = _OWNERS_BYTES + _SLOTS * _ROW.size
-_RUNNING, _REPEATED = 1, 2
+_RUNNING, _REPEATED, _ENDED = 1, 2, 4
 _NOTHING: Final = bytes(16)
 
 
@@ -127,11 +127,14 @@ class FlightRecorder:
                 self._memory[self._at(place) + 1] = 0
 
     def end(self, place: int) -> None:
-        """Removes a call."""
-        if place >= 0:
-            self._memory[self._at(place)] = 0
-            with self._lock:
-                self._free.append(place)
+        """Removes a call; one that ran alone is among the `survived` until others need its row."""
+        if place < 0:
+            return
+        at = self._at(place)
+        with self._lock:
+            was_alone = bool(self._memory[at + 1])
+            self._memory[at] = _ENDED if was_alone else 0
+            self._free.insert(0 if was_alone else len(self._free), place)
 
     def own(self, principals: Iterable[str]) -> None:
         """Records the principals that may have values without a copy elsewhere."""
@@ -151,17 +154,22 @@ class FlightRecorder:
     def entries(self) -> list[FlightEntry]:
         """The calls that are running, or were when the worker ended; the oldest first."""
         found = []
-        for place in range(_SLOTS):
-            state, alone, started, key, fingerprint, length, who, named, name = _ROW.unpack_from(
-                self._memory, self._at(place)
-            )
-            if state & _RUNNING:
-                ids = (key,) if fingerprint == _NOTHING else (fingerprint, key)
-                text = name[:named].decode("utf-8", "replace") or "(unknown function)"
-                is_repeated = bool(state & _REPEATED)
-                principal = who[:length].decode("utf-8", "replace")
-                found.append(FlightEntry(text, ids, principal, started, is_repeated, bool(alone)))
+        for row in self._rows(_RUNNING):
+            state, alone, started, key, fingerprint, length, who, named, name = row
+            ids = (key,) if fingerprint == _NOTHING else (fingerprint, key)
+            text = name[:named].decode("utf-8", "replace") or "(unknown function)"
+            is_repeated = bool(state & _REPEATED)
+            principal = who[:length].decode("utf-8", "replace")
+            found.append(FlightEntry(text, ids, principal, started, is_repeated, bool(alone)))
         return sorted(found, key=lambda entry: entry.started)
+
+    def survived(self) -> frozenset[bytes]:
+        """Keys and fingerprints of functions that ran alone, and did not end the worker."""
+        return frozenset(id_ for row in self._rows(_ENDED) for id_ in row[3:5])
+
+    def _rows(self, state: int) -> Iterator[tuple[Any, ...]]:
+        rows = (_ROW.unpack_from(self._memory, self._at(place)) for place in range(_SLOTS))
+        return (row for row in rows if row[0] & state)
 
     def owners(self) -> frozenset[str]:
         """The principals that may have values without a copy elsewhere."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from jaxd.events.output import EmittedOutput, OutputPrinter
+from jaxd.events.output import OutputPrinter
 from jaxd.events.progress import Progress
 from jaxd.events.warnings import WarningQueue
 
@@ -216,41 +216,3 @@ def test_loggers_are_bounded(output_printer: OutputPrinter) -> None:
     for number in range(400):
         output_printer.event(CALL, 1, "logged", {**logged("text"), "name": f"made.up{number}"})
     assert len(logging.root.manager.loggerDict) - before <= 257
-
-
-def is_new(output: EmittedOutput, *texts: str) -> list[str]:
-    """Those of the texts that are new."""
-    return [text for text in texts if not output.is_repeat(("print", text))]
-
-
-def test_what_a_lost_attempt_emitted_is_not_emitted_again() -> None:
-    """As often as it was emitted, in whatever order; what comes then is new."""
-    output = EmittedOutput()
-    assert is_new(output, "a", "b", "a") == ["a", "b", "a"]
-    output.begin_attempt()
-    assert is_new(output, "b", "a", "a", "a", "c") == ["a", "c"]
-
-
-def test_it_may_be_lost_once_more() -> None:
-    """All that its attempts emitted counts, also where the last of them ended early."""
-    output = EmittedOutput()
-    assert is_new(output, "a", "b") == ["a", "b"]
-    output.begin_attempt()
-    assert is_new(output, "a") == []
-    output.begin_attempt()
-    assert is_new(output, "a", "b", "c") == ["c"]
-
-
-def test_an_attempt_that_is_not_lost_may_repeat_itself() -> None:
-    """A loop prints the same again and again."""
-    assert is_new(EmittedOutput(), *["a"] * 5) == ["a"] * 5
-
-
-def test_a_call_with_endless_output_takes_a_bounded_room() -> None:
-    """What is not counted is emitted again."""
-    output = EmittedOutput()
-    texts = [str(number) for number in range(1500)]
-    assert is_new(output, *texts) == texts
-    output.begin_attempt()
-    assert is_new(output, *texts) == texts[1000:]
-    assert len(output._emitted) == 1000

@@ -55,6 +55,7 @@ class Connection:
     def __init__(self) -> None:
         self.shared_reader = self
         self.address = "unix:///run/s.sock"
+        self.worker = (1, 1)
         self.alive = True
         self.sent: list[tuple[int, int, bytes]] = []  # number of call, acked, drops
         self.data: list[list[bytes]] = []

@@ -10,7 +10,7 @@ import pytest
 
 from jaxd import Client
 from jaxd.errors import ConnectionLost, ProtocolError, ValuesLost
-from jaxd.remote_values.store import specs_in
+from jaxd.results.reader import specs_in
 from jaxd_protocol.messages.data_locations import first_value_id
 from jaxd_protocol.pytree import Leaf, TreeEncoder
 from tests.end_to_end.gates import wait_until

@@ -16,7 +16,7 @@ import platform
 import socket
 import stat
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -113,7 +113,13 @@ class Quarantine:
         self._kept.keep(self.principal, self._folder, [one.entry for one in self._quarantined()])
 
     def record_deaths(
-        self, entries: Iterable[FlightEntry], epoch: int, how: str, *, from_outside: bool = False
+        self,
+        entries: Iterable[FlightEntry],
+        epoch: int,
+        how: str,
+        *,
+        from_outside: bool = False,
+        survived: Collection[bytes] = (),
     ) -> None:
         """Records the calls that a worker was running when it died.
 
@@ -123,10 +129,14 @@ class Quarantine:
             how: how it ended, such as `SIGSEGV`.
             from_outside: whether somebody else has killed it, as far as that can be known: that is
                 no function's fault, unless one runs alone each time.
+            survived: keys and fingerprints of functions that ran alone and did not end the worker:
+                what killed it from outside is not their fault.
         """
         self._forget_old()
         guilty = [entry for entry in entries if entry.is_repeated or entry.is_alone]
         if from_outside:
+            for record in self._records.values():
+                record.was_killed = record.was_killed and not {*record.entry.ids} & {*survived}
             guilty = [entry for entry in guilty if entry.is_alone and self._was_killed(entry)]
         found = [self._note(entry, epoch, how) for entry in guilty]
         if any(found):

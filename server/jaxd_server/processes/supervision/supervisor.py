@@ -205,6 +205,7 @@ class Supervisor:
             worker.epoch,
             worker.how,
             from_outside=worker.was_killed_from_outside,
+            survived=worker.recorder.survived(),
         )
         if worker.was_out_of_memory:
             self._memory_loss = worker.memory_loss(self._memory_loss)

@@ -71,6 +71,7 @@ class WorkerReport:
             "accept": self._options.accept,
             "machine": machine_id(),
             "platform": components.devices.platform,
+            "devices": len(components.devices),
             "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
         }
 

@@ -10,7 +10,7 @@ from jaxd_protocol.errors import ProtocolError
 _Types = tuple[type, ...]
 
 VALUE_VERBS: Final[Mapping[str, tuple[_Types, ...]]] = {
-    "put": ((int, bytes, bytes, bytes, tuple),),
+    "put": ((int, bytes, bytes, bytes, tuple), (int, bytes, bytes, bytes, tuple, bytes)),
     "fetch": ((bytes, bytes),),
     "part": ((int, tuple, int, int),),
     "name": ((str, bytes, bytes, type(None)), (str, bytes, bytes, float)),

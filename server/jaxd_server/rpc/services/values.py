@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from typing import Any, Final
 
 import jax
@@ -82,7 +83,7 @@ class ValueService:
         Raises:
             JaxdError: when there is no answer.
         """
-        return self._verbs[verb](*args, *([buffers] if verb == "put" else ()))
+        return self._verbs[verb](*args, **({"buffers": buffers} if verb == "put" else {}))
 
     def _put(
         self,
@@ -91,11 +92,16 @@ class ValueService:
         blob: bytes,
         elsewhere: bytes,
         config: tuple[Any, ...],
+        ids: bytes = b"",
+        *,
         buffers: Sequence[memoryview],
     ) -> Reply:
         layout = parse_arguments(skeleton)
         if not _is_flat(layout):
             raise ProtocolError("what is put is not a flat tuple of arrays and numbers.")
+        numbers = unpack_ids(ids)
+        if numbers and len(numbers) != len(layout.leaves):
+            raise ProtocolError("what is put has another number of ids than of arrays.")
         rows = unpack_locations(elsewhere, len(layout.leaves))
         if any(row.kind == VALUE for row in rows):
             raise ProtocolError("what is put is on the server already.")
@@ -111,12 +117,12 @@ class ValueService:
                     lambda: jax.block_until_ready(list(map(copy_of, leaves)))
                 )
             made = [_value(array, "put") for array in arrays]
-            self._add(number, made)
+            self._add(number, made, numbers)
         return (OK, _skeleton_of(made)), ()
 
-    def _add(self, number: int, values: Sequence[Value]) -> None:
+    def _add(self, number: int, values: Sequence[Value], ids: Sequence[int] = ()) -> None:
         first = first_value_id(number)
-        self._values.add(self._own, {first + i: value for i, value in enumerate(values)})
+        self._values.add(self._own, dict(zip(ids or count(first), values, strict=False)))
 
     def _fetch(self, ids: bytes, places: bytes) -> Reply:
         found = [self._own.get(id_) for id_ in unpack_ids(ids)]

@@ -5,7 +5,13 @@ from typing import Any
 
 import pytest
 
-from jaxd.remote_values.lost_value_errors import values_lost_error, with_array_names
+from jaxd.remote_values.lineage import (
+    Lineage,
+    NoLineage,
+    PartLineage,
+    values_lost_error,
+    with_array_names,
+)
 from jaxd_protocol.errors import ConnectionLost, ValuesDied, ValuesLost, WorkerLost
 
 
@@ -62,3 +68,15 @@ def test_other_advice_is_kept() -> None:
         "these arrays are the parent's; this process needs 1 of them: float32[]. "
         "Bring them home first."
     )
+
+
+def test_what_a_long_loop_keeps_goes_at_once() -> None:
+    """Without a recursion for each of its calls."""
+    gone: list[int] = []
+    lineage: Lineage = NoLineage(0, "it is the first")
+    for number in range(1, 100_000):
+        lineage = PartLineage(number, lineage, 0, (slice(1, None),))
+    assert lineage.depth == 99_999
+    lineage.on_gone = lambda: gone.append(1)
+    del lineage
+    assert gone == [1]

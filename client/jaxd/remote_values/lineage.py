@@ -1,0 +1,414 @@
+"""Lineages: how arrays on the server are made again, from data or by the calls that made them.
+
+And the errors of arrays that are gone for good.
+
+A lineage does not change. It holds those of the arrays that its call took, donated ones as well, so
+it lives as long as an array that depends on it. The numbers of calls are never used twice, so what
+is made again has the ids that it had.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+from jaxd.transfer.dedup import CallData
+from jaxd_protocol.errors import ValuesDied, ValuesLost
+from jaxd_protocol.messages.data_locations import (
+    BLOCK,
+    VALUE,
+    DataLocation,
+    ResultPolicy,
+    first_value_id,
+    pack_ids,
+    pack_locations,
+)
+from jaxd_protocol.pytree import Leaf, TreeEncoder
+from jaxd_protocol.pytree.decoder import COUNT
+from jaxd_protocol.pytree.leaves import INLINE_BYTES
+
+if TYPE_CHECKING:
+    from jaxd.events.effects import CallEffects
+    from jaxd.interop.remote_array import RemoteArray
+    from jaxd.request.call_request import CallRequest
+    from jaxd.transfer.routing import CallTransfer
+    from jaxd.transfer.shared_memory import SharedBlock
+
+
+WIDE: tuple[tuple[str, Any], ...] = (("jax_enable_x64", True),)
+"""Settings under which arrays of 64 bits are put as what they were."""
+
+
+class WholeData(CallData, Protocol):
+    """The arrays of a message, with those in it."""
+
+    @property
+    def skeleton(self) -> bytes:
+        """What they look like."""
+
+    @property
+    def blob(self) -> bytes:
+        """The small ones."""
+
+
+class RestoreLink(Protocol):
+    """What lineages need of the connection over which arrays are made again."""
+
+    def call(self, lineage: CallLineage) -> Sequence[Leaf]:
+        """Makes a call again, without its effects; shapes and dtypes of its result.
+
+        Raises:
+            BaseException: what the call raises.
+            ConnectionLost: when the worker has ended as well.
+        """
+
+    def put(self, number: int, data: WholeData, config: Any, ids: bytes = b"") -> Sequence[Leaf]:
+        """Sends arrays, with the ids that follow that of the number, or with these; as `call`."""
+
+    def part(self, number: int, whole: int, index: tuple[Any, ...]) -> Sequence[Leaf]:
+        """Takes a part of an array again; as `call`."""
+
+
+class ArgumentSource(NamedTuple):
+    """Consecutive arguments of a call that are arrays on the server, and their lineage.
+
+    Attributes:
+        leaf: number of the first among the leaves of the call.
+        lineage: of the call that made them.
+        first: number of the first among the results of that call.
+        arrays: their numbers among these results.
+    """
+
+    leaf: int
+    lineage: Lineage
+    first: int
+    arrays: range
+
+    @property
+    def row(self) -> DataLocation:
+        """Where their data lies, once they were made again."""
+        first = first_value_id(self.lineage.number) + self.first
+        return DataLocation(self.leaf, VALUE, first, len(self.arrays) - 1)
+
+
+class Lineage:
+    """How the results of one call are made again.
+
+    Args:
+        number: of the call; the ids of its results follow from it.
+
+    Attributes:
+        sources: the arrays on the server that it needs.
+        depth: how many calls, one after the other, make them.
+        nbytes: how much data is held for it.
+        obstacle: why it cannot be made again; empty: it can.
+        on_gone: called when nothing depends on it any more, also during garbage collection.
+    """
+
+    __slots__ = ("number", "on_gone")
+    sources: Sequence[ArgumentSource] = ()
+    depth = 0
+    nbytes = 0
+    obstacle = ""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.on_gone: Callable[[], object] | None = None
+
+    def __del__(self) -> None:
+        if self.on_gone is not None:
+            self.on_gone()
+
+    def assign_number(self, policy: ResultPolicy) -> None:
+        """Gives it the number of its call, which is about to be sent for the first time."""
+        self.number = policy.number
+
+    def make(self, link: RestoreLink) -> Sequence[Leaf]:
+        """Makes the results again; their shapes and dtypes.
+
+        Raises:
+            BaseException: why that is not possible.
+        """
+        raise NotImplementedError
+
+
+class NoLineage(Lineage):
+    """Of arrays that cannot be made again.
+
+    Args:
+        number: of their call.
+        obstacle: why, as the end of "they cannot be made again: ".
+    """
+
+    __slots__ = ("obstacle",)
+
+    def __init__(self, number: int, obstacle: str) -> None:
+        super().__init__(number)
+        self.obstacle = obstacle
+
+
+class Snapshot(Lineage):
+    """Of arrays whose data this process has.
+
+    Args:
+        number: of the call that made them.
+        data: shape and dtype, and all bytes in C order, by number among the results of the call.
+    """
+
+    __slots__ = ("data", "nbytes")
+
+    def __init__(self, number: int, data: Mapping[int, tuple[Leaf, memoryview]]) -> None:
+        super().__init__(number)
+        self.data = data
+        self.nbytes = sum(len(each) for _, each in data.values())
+
+    def make(self, link: RestoreLink) -> Sequence[Leaf]:
+        """Sends the data."""
+        encoder = _DataEncoder()
+        encoder.arrays(self.data.values())
+        first = first_value_id(self.number)
+        return link.put(
+            self.number, KeptData.of(encoder), WIDE, pack_ids(first + i for i in self.data)
+        )
+
+
+class KeptData(NamedTuple):
+    """Data of a message that does not change any more.
+
+    Attributes:
+        skeleton, blob, buffers, buffer_leaves, sources, leaf_headers, data_locations: as those of
+            an `ArgumentEncoder`.
+    """
+
+    skeleton: bytes
+    blob: bytes
+    buffers: Sequence[memoryview]
+    buffer_leaves: Sequence[int]
+    sources: Mapping[int, Any] = {}
+    leaf_headers: Mapping[int, bytes] = {}
+    data_locations: Sequence[DataLocation] = ()
+
+    @classmethod
+    def of(cls, encoder: TreeEncoder) -> KeptData:
+        """What was encoded; its buffers do not change."""
+        return cls(encoder.skeleton, encoder.blob, encoder.buffers, encoder.buffer_leaves)
+
+
+class PutLineage(Lineage):
+    """Of arrays that were put.
+
+    Args:
+        number: under which they were put.
+        data: theirs.
+        config: the settings under which they were.
+    """
+
+    __slots__ = ("_config", "_data", "nbytes")
+
+    def __init__(self, number: int, data: KeptData, config: Any) -> None:
+        super().__init__(number)
+        self._data, self._config = data, config
+        self.nbytes = sum(map(len, data.buffers)) + len(data.blob)
+
+    def make(self, link: RestoreLink) -> Sequence[Leaf]:
+        """Puts them again."""
+        return link.put(self.number, self._data, self._config)
+
+
+class PartLineage(Lineage):
+    """Of a part of an array, which basic indexing has given.
+
+    Args:
+        number: under which it was made.
+        whole: of the array.
+        leaf: number of the array among the results of its call.
+        index: of the part.
+    """
+
+    __slots__ = ("_index", "depth", "sources")
+
+    def __init__(self, number: int, whole: Lineage, leaf: int, index: tuple[Any, ...]) -> None:
+        super().__init__(number)
+        self.sources = (ArgumentSource(0, whole, leaf, range(leaf, leaf + 1)),)
+        self.depth = whole.depth + 1
+        self._index = index
+
+    def make(self, link: RestoreLink) -> Sequence[Leaf]:
+        """Takes the part again."""
+        return link.part(self.number, self.sources[0].row.a, self._index)
+
+
+class CallLineage(Lineage):
+    """Of what a call returned.
+
+    Args:
+        call: the request; its data does not change any more.
+        sources: its arguments on the server.
+        effects: those that it has had so far; they are not repeated.
+    """
+
+    __slots__ = ("call", "depth", "effects", "nbytes", "sources")
+
+    def __init__(
+        self, call: CallRequest, sources: Sequence[ArgumentSource], effects: CallEffects
+    ) -> None:
+        assert call.result_policy is not None
+        super().__init__(call.result_policy.number)
+        rows: Any = sources  # which is what a message needs of them
+        self.call = call._replace(values=rows, timeout_s=None)
+        self.sources, self.effects = sources, effects
+        self.depth = 1 + max((each.lineage.depth for each in sources), default=0)
+        self.nbytes = sum(map(len, call.buffers)) + len(call.blob)
+
+    @property
+    def obstacle(self) -> str:  # type: ignore[override]
+        """As of any lineage."""
+        if self.effects.are_recorded:
+            return ""
+        return "their call has called back functions that returned more than is kept"
+
+    def assign_number(self, policy: ResultPolicy) -> None:
+        """As of any lineage."""
+        self.number, self.call = policy.number, self.call._replace(result_policy=policy)
+
+    def make(self, link: RestoreLink) -> Sequence[Leaf]:
+        """Makes the call again."""
+        return link.call(self)
+
+
+class _DataEncoder(TreeEncoder):
+    """Writes arrays of which only the bytes are here."""
+
+    def arrays(self, arrays: Collection[tuple[Leaf, memoryview]]) -> None:
+        """Appends a tuple of them."""
+        self._skeleton += (b"T", COUNT.pack(len(arrays)))
+        for leaf, data in arrays:
+            self.spec(leaf)
+            self.count -= 1  # that was the shape alone
+            if len(data) <= INLINE_BYTES:
+                self.small(bytes(data))
+            elif leaf.tag == "K":
+                self.beside(data)
+            else:
+                self.large(data)
+
+
+def stable_buffers(call: CallData, transfer: CallTransfer | None = None) -> Sequence[memoryview]:
+    """The buffers of a call in memory that nobody changes.
+
+    What lies in shared blocks stays there, and the blocks are held as long as it is; arrays of jax
+    do not change; the rest is copied.
+
+    Args:
+        call: its data, which the caller has not changed so far.
+        transfer: that of the data, if it was prepared.
+    """
+    if not call.buffers:
+        return ()
+    in_blocks = dict(_in_blocks(transfer)) if transfer is not None and transfer.places else {}
+    owners = [*call.buffer_leaves, *[-1] * (len(call.buffers) - len(call.buffer_leaves))]
+    return [
+        in_blocks[owner](len(data))
+        if owner in in_blocks
+        else data
+        if owner in call.sources
+        else memoryview(bytes(data))
+        for owner, data in zip(owners, call.buffers, strict=True)
+    ]
+
+
+def _in_blocks(transfer: CallTransfer) -> Iterator[tuple[int, Callable[[int], memoryview]]]:
+    """Of the leaves that lie in blocks, what gives so many bytes, and holds the block."""
+    blocks = {block.number: block for block, _ in transfer.places}
+    for row in transfer.data_locations:
+        if row.kind == BLOCK:
+            yield row.leaf, partial(_held_view, blocks[row.a], row.b)
+
+
+def _held_view(block: SharedBlock, offset: int, nbytes: int) -> memoryview:
+    from jaxd.transfer.shared_arrays import block_view
+
+    data: memoryview = block_view(block, offset, nbytes).data
+    return data
+
+
+def rows_of(data: CallData, rows: Iterable[DataLocation]) -> bytes:
+    """Where the data lies, for the wire."""
+    return pack_locations(sorted((*data.data_locations, *rows)))
+
+
+# errors of arrays that are gone -------------------------------------------------------------------
+
+_SHOWN: Final = 4
+_ADVICE: Final = "Make them again, or restore the state from a checkpoint."
+
+
+def values_lost_error(*, with_worker: bool, notice: str = "") -> ValuesLost:
+    """The error for all arrays of a session that has ended.
+
+    Args:
+        with_worker: whether its worker has ended as well.
+        notice: what the server says of that.
+    """
+    if with_worker:
+        how = f", {notice}" if notice else ""
+        return ValuesDied(f"arrays on the server died with its worker{how}. {_ADVICE}")
+    return ValuesLost(
+        "arrays on the server are gone: it gave them up after --session-grace-s without a "
+        f"connection. {_ADVICE}"
+    )
+
+
+def irreproducible_error(obstacle: str) -> ValuesLost:
+    """The error of arrays that died with their worker and could not be made again.
+
+    Args:
+        obstacle: why, as the end of a sentence.
+    """
+    return ValuesDied(
+        "arrays on the server died with its worker, and could not be made again on the next one: "
+        f"{obstacle}. {_ADVICE}"
+    )
+
+
+def unanswered_call_error(name: str) -> ValuesLost:
+    """The error of a call that was given arrays for good, and whose reply will not come.
+
+    Args:
+        name: of its function.
+    """
+    return ValuesLost(
+        f"{name} was sent with arrays that it was given for good (donated), and its answer did not "
+        "come before the connection was given up: whether it has run is not known, and they cannot "
+        f"be used any more. {_ADVICE}"
+    )
+
+
+def with_array_names(
+    error: ValuesLost, arrays: Sequence[RemoteArray], needed_by: str = "this process"
+) -> ValuesLost:
+    """The same error, with the needed arrays in its message.
+
+    Args:
+        error: why the arrays are gone.
+        arrays: the needed arrays.
+        needed_by: the name of what needs them.
+    """
+    kinds = Counter(f"{array.dtype}[{','.join(map(str, array.shape))}]" for array in arrays)
+    shown = [
+        kind if count == 1 else f"{count} of {kind}" for kind, count in kinds.most_common(_SHOWN)
+    ]
+    more = len(kinds) - len(shown)
+    rest = f" and {more} other kinds" if more else ""
+    what, _, advice = str(error).partition(". ")
+    what = what.partition("; ")[0]  # without the arrays that were named before
+    needs = f"{needed_by} needs {len(arrays)} of them: {', '.join(shown)}{rest}"
+    return type(error)(f"{what}; {needs}. {advice}")
+
+
+def with_call_array_names(error: ValuesLost, call: CallRequest) -> ValuesLost:
+    """As `with_array_names`, of the arrays that a call needs."""
+    arrays = [array for handle_range in call.values for array in handle_range.arrays]
+    return with_array_names(error, arrays, call.spec.snapshot.name)

@@ -1,0 +1,80 @@
+"""Effects of a call that is sent again: none happens twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jaxd.events.effects import CallEffects
+from jaxd_protocol.errors import CallbackError
+
+
+def is_new(effects: CallEffects, *texts: str) -> list[str]:
+    """Those of the texts that are new."""
+    return [text for text in texts if not effects.is_repeated_output(("print", text))]
+
+
+def test_what_a_lost_attempt_emitted_is_not_emitted_again() -> None:
+    """As often as it was emitted, in whatever order; what comes then is new."""
+    effects = CallEffects()
+    assert is_new(effects, "a", "b", "a") == ["a", "b", "a"]
+    effects.begin_attempt()
+    assert is_new(effects, "b", "a", "a", "a", "c") == ["a", "c"]
+
+
+def test_it_may_be_lost_once_more() -> None:
+    """All that its attempts emitted counts, also where the last of them ended early."""
+    effects = CallEffects()
+    assert is_new(effects, "a", "b") == ["a", "b"]
+    effects.begin_attempt()
+    assert is_new(effects, "a") == []
+    effects.begin_attempt()
+    assert is_new(effects, "a", "b", "c") == ["c"]
+
+
+def test_an_attempt_that_is_not_lost_may_repeat_itself() -> None:
+    """A loop prints the same again and again."""
+    assert is_new(CallEffects(), *["a"] * 5) == ["a"] * 5
+
+
+def test_a_call_with_endless_output_takes_a_bounded_room() -> None:
+    """What is not counted is emitted again."""
+    effects = CallEffects()
+    texts = [str(number) for number in range(1500)]
+    assert is_new(effects, *texts) == texts
+    effects.begin_attempt()
+    assert is_new(effects, *texts) == texts[1000:]
+    assert len(effects._emitted) == 1000
+
+
+def test_a_function_is_called_back_once_for_each_question() -> None:
+    """A repeated attempt gets the answers of the one before it, whatever the order."""
+    effects, calls = CallEffects(), iter(range(10))
+
+    def ask(question: bytes, data: bytes = b"") -> Any:
+        return effects.answer((question,), [memoryview(data)], lambda: (next(calls), []))[0]
+
+    assert [ask(b"a"), ask(b"b"), ask(b"a"), ask(b"a", b"x")] == [0, 1, 2, 3]
+    effects.begin_attempt()
+    assert [ask(b"b"), ask(b"a", b"x"), ask(b"a"), ask(b"a"), ask(b"a")] == [1, 3, 0, 2, 4]
+    assert effects.are_recorded
+
+
+def test_a_call_that_is_over_has_no_effects_when_it_is_made_again() -> None:
+    """It prints nothing, and calls nothing back that it did not before."""
+    effects = CallEffects()
+    effects.answer((b"a",), [], lambda: (1, []))
+    muted = effects.muted()
+    assert muted.is_repeated_output(("print", "new"))
+    assert muted.answer((b"a",), [], lambda: pytest.fail("called")) == (1, [])
+    with pytest.raises(CallbackError, match="Nothing is called"):
+        muted.answer((b"b",), [], lambda: pytest.fail("called"))
+
+
+def test_answers_that_are_too_large_are_not_kept() -> None:
+    """Such a call cannot be made again."""
+    effects = CallEffects()
+    large = [memoryview(bytes(1 << 25))]
+    assert effects.answer((b"a",), [], lambda: (1, large)) == (1, large)
+    assert not effects.are_recorded

@@ -1,0 +1,281 @@
+"""Arrays on the server outlive its worker: they are made again, and the program does not notice."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import io_callback
+
+from jaxd import Client, connect
+from jaxd.errors import ValuesDied
+from jaxd.remote_values import recovery
+from tests.end_to_end.gates import Gate, advice, wait_until
+from tests.end_to_end.steps import kill
+from tests.live_server import LiveServer
+from tests.server.in_process import InProcessServer
+
+LARGE: Final = 1 << 15
+"""Numbers of four bytes that are too many to come home by themselves."""
+
+STEPS: Final = 12
+
+
+@pytest.fixture(autouse=True)
+def no_snapshots(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless a test asks for them, arrays are made again by their calls."""
+    monkeypatch.setenv("JAXD_SNAPSHOT_S", "3600")
+
+
+@pytest.fixture
+def many_snapshots(no_snapshots: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One before each call, whatever it costs."""
+    monkeypatch.setenv("JAXD_SNAPSHOT_S", "0.000001")
+    monkeypatch.setattr(recovery, "COST_SHARE", 1e9)
+
+
+def step(state: Any, x: Any) -> Any:
+    """A state of three arrays, one of them small; and a loss."""
+    w = state["w"] * 0.99 + x.sum()
+    return {"w": w, "b": state["b"] + 1, "n": state["n"] + 1}, w.mean() + state["n"]
+
+
+def start() -> Any:
+    """The first state, in this process."""
+    ones = np.ones(LARGE, np.float32)
+    return {"w": ones, "b": ones * 3, "n": np.float32(0)}
+
+
+def loop(wrap: Callable[..., Any], options: dict[str, Any], at: dict[int, Any]) -> list[Any]:
+    """The losses and the last state of a loop; `at` says what happens before some steps."""
+    train, state, losses = wrap(step, **options), start(), []
+    for number in range(STEPS):
+        at.get(number, lambda: None)()
+        x = np.full(1000, number, np.float32)
+        state, loss = train(state, x)
+        if wrap is not jax.jit:  # which may read it later
+            x[:] = -1.0  # a call that is made again has what it was given
+        losses.append(loss)
+    return [*map(np.asarray, losses), *map(np.asarray, jax.tree.leaves(state))]
+
+
+def assert_equal(found: list[Any], expected: list[Any]) -> None:
+    """To the last bit."""
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("made", ["no_snapshots", "many_snapshots"])
+@pytest.mark.parametrize("options", [{}, {"donate_argnums": 0}], ids=["kept", "donated"])
+def test_a_loop_goes_on(
+    start_live: Callable[..., LiveServer],
+    request: pytest.FixtureRequest,
+    options: dict[str, Any],
+    made: str,
+) -> None:
+    """Through three deaths of its worker, two of them in a row, with the same numbers."""
+    request.getfixturevalue(made)
+    server = start_live()
+    with connect(server.unix) as client:
+
+        def twice() -> None:
+            kill(server)
+            kill(server)
+
+        deaths = {4: lambda: kill(server), 8: twice}
+        found = loop(client.persistent_call, options, deaths)
+    assert_equal(found, loop(jax.jit, options, {}))
+
+
+@pytest.mark.usefixtures("many_snapshots")
+def test_a_snapshot_spares_the_calls_before_it(start_live: Callable[..., LiveServer]) -> None:
+    """The next worker runs only what came after it."""
+    server = start_live()
+    with connect(server.unix) as client:
+        train = client.persistent_call(step, donate_argnums=0)
+        state = start()
+        for _ in range(STEPS):
+            state, _ = train(state, np.ones(4, np.float32))
+        batches = client.caller.session.values().live_batches()
+        held = [one for one in batches if any(not each.is_deleted() for each in one.arrays)]
+        assert [one.lineage.depth for one in held] == [1]
+        kill(server)
+        assert float(state["w"][0]) != 0.0
+
+
+def test_arrays_of_each_origin(start_live: Callable[..., LiveServer]) -> None:
+    """Put, fetched, parts, results; of numpy and of jax, keys and weak types; as what they were."""
+    server, x = start_live(), np.arange(LARGE, dtype=np.float64)
+    with connect(server.unix) as client:
+        put = client.put({"x": x, "k": jax.random.key(3), "j": jnp.arange(LARGE), "n": 2.0})
+        fetched = client.persistent_call(lambda x: x + 1, results="remote")(np.ones(3, np.float32))
+        np.asarray(fetched)
+        part = put["x"][10:20_010]
+        made = client.persistent_call(lambda x: {"a": x * 2, "b": x * 3}, results="remote")(x)
+        del made["a"]
+        gc.collect()
+        x[:] = 0.0
+        kill(server)
+        total = client.persistent_call(lambda *each: sum(one.sum() for one in each))
+        assert float(total(fetched)) == 6.0
+        np.testing.assert_array_equal(part, np.arange(10, 20_010))
+        np.testing.assert_array_equal(made["b"], np.arange(LARGE, dtype=np.float32) * 3)
+        np.testing.assert_array_equal(put["j"], np.arange(LARGE))
+        assert put["n"].weak_type
+        assert put["k"].dtype == jax.random.key(3).dtype
+        wait_until(lambda: client.statistics().values == 7)
+
+
+def test_effects_do_not_happen_twice(
+    start_live: Callable[..., LiveServer], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Neither what is printed nor what is called back; and what that answered is what it was."""
+    server, seen, items = start_live(), [], iter(range(100))
+
+    def draw(n: Any) -> Any:
+        return np.float32(next(items))
+
+    def take(n: Any) -> None:
+        seen.append(int(n))
+
+    def drawing(state: Any, n: Any) -> Any:
+        item = io_callback(draw, jax.ShapeDtypeStruct((), np.float32), n, ordered=True)
+        jax.debug.callback(take, n)
+        jax.debug.print("step {}", n)
+        return state + item
+
+    with connect(server.unix) as client:
+        train = client.persistent_call(drawing, donate_argnums=0)
+        state = client.put(np.zeros(LARGE, np.float32))
+        for number in range(5):
+            state = train(state, np.int32(number))
+        state.block_until_ready()
+        kill(server)
+        state = train(state, np.int32(5))
+        assert float(state[0]) == sum(range(6))
+    assert sorted(seen) == list(range(6))
+    assert next(items) == 6
+    assert sorted(capfd.readouterr().out.split("\n")[:-1]) == [f"step {n}" for n in range(6)]
+
+
+def test_a_call_that_was_under_way_is_made_again(
+    start_live: Callable[..., LiveServer], gate: Gate
+) -> None:
+    """Also where its arguments were given to it for good, and have changed since."""
+    server = start_live()
+
+    def pass_gate(x: Any) -> Any:
+        Path(gate.path).read_bytes()
+        return np.asarray(x)
+
+    def slow(state: Any, x: Any) -> Any:
+        return state + jax.pure_callback(pass_gate, jax.typeof(x), x).sum()
+
+    with connect(server.unix) as client:
+        train = client.persistent_call(slow, donate_argnums=0)
+        quick = client.persistent_call(lambda state, x: state + x.sum(), donate_argnums=0)
+        state = client.put(np.zeros(LARGE, np.float32))
+        state = quick(quick(state, np.ones(2, np.float32)), np.ones(2, np.float32))
+        x = np.ones(4, np.float32)
+        future = train.submit(state, x)
+        with gate.reached():
+            x[:] = 100.0
+            kill(server)
+        with gate.reached():
+            pass
+        assert float(future.result(60)[0]) == 8.0
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    """Where a function stops while it runs."""
+    return Gate(tmp_path / "gate")
+
+
+def test_a_session_that_was_given_up_is_made_again() -> None:
+    """By a server that keeps none without a connection."""
+    server = InProcessServer(session_grace_s=0.0)
+    client = server.client()
+    state = client.persistent_call(lambda x: x * 2, results="remote")(np.ones(LARGE, np.float32))
+    client.caller.session.connection().shut()
+    wait_until(lambda: not server.parts.status.now()["connections"])
+    wait_until(lambda: not len(server.parts._worker_context.values))
+    assert float(client.persistent_call(lambda x: x + 1)(state)[0]) == 3.0
+    server.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*JAXD_SNAPSHOT_BYTES:RuntimeWarning")
+def test_what_cannot_be_made_again_says_why(
+    start_live: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arrays that were found by a name, and those of which too much would have to be kept."""
+    monkeypatch.setenv("JAXD_SNAPSHOT_BYTES", "1000")
+    server = start_live()
+    with connect(server.unix) as client:
+        client.put(np.ones(LARGE, np.float32), name="shared")
+        named = client.named("shared")
+        large = client.put(np.ones(LARGE, np.float32))
+        small = client.put(np.ones(3, np.float32))
+        kill(server)
+        double = client.persistent_call(lambda x: x * 2)
+        for array, why in ((named, "found by a name"), (large, "JAXD_SNAPSHOT_BYTES")):
+            with pytest.raises(ValuesDied, match=why) as caught:
+                double(array)
+            assert "checkpoint" in advice(caught.value)
+            with pytest.raises(ValuesDied, match=why):
+                np.asarray(array)
+        assert np.asarray(double(small)).tolist() == [2.0] * 3
+
+
+def test_with_all_off_arrays_die_with_their_worker(
+    start_live: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As nothing was kept of them."""
+    monkeypatch.setenv("JAXD_SNAPSHOT_S", "0")
+    server = start_live()
+    with connect(server.unix) as client:
+        state = client.put(np.ones(LARGE, np.float32))
+        kill(server)
+        with pytest.raises(ValuesDied):
+            np.asarray(state)
+
+
+@pytest.mark.usefixtures("many_snapshots")
+def test_a_state_that_is_too_large_for_a_snapshot_is_named_once(
+    start_live: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what to do."""
+    monkeypatch.setenv("JAXD_SNAPSHOT_BYTES", "1000")
+    with connect(start_live().unix) as client:
+        train, state = client.persistent_call(step, donate_argnums=0), start()
+        state, _ = train(state, np.ones(4, np.float32))
+        with pytest.warns(RuntimeWarning, match="JAXD_SNAPSHOT_BYTES"):
+            state, _ = train(state, np.ones(4, np.float32))
+        train(state, np.ones(4, np.float32))
+
+
+@pytest.mark.usefixtures("many_snapshots")
+def test_what_is_kept_does_not_grow(start_live: Callable[..., LiveServer]) -> None:
+    """A snapshot takes the place of the calls before it."""
+    with connect(start_live().unix) as client:
+        train, state = client.persistent_call(step, donate_argnums=0), start()
+        for _ in range(30):
+            state, _ = train(state, np.ones(1000, np.float32))
+        assert _kept_bytes(client) < 4 * 2 * LARGE * 4
+        del state, _
+        client.caller.session.values().settle()
+        client.caller.session.values().release_queue.take_all()
+        assert _kept_bytes(client) == 0
+
+
+def _kept_bytes(client: Client) -> int:
+    store = client.caller.session.store
+    assert store is not None
+    assert store.recovery is not None
+    return store.recovery()._room.used()
