@@ -243,7 +243,7 @@ def test_a_stopped_worker(start_live: StartLive) -> None:
         assert float(double(1.0)) == 2.0
         os.kill(server.worker_pid(), signal.SIGSTOP)
         call = in_thread(double, 2.0)
-        server.wait_for("worker_stuck", process="stopped")
+        server.wait_for("worker_stuck", state="stopped")
         assert is_stuck(server)["worker_process"] == "stopped"
         os.kill(server.worker_pid(), signal.SIGCONT)
         assert float(call.result(30)) == 4.0

@@ -164,7 +164,7 @@ def test_the_worker_is_stopped_for_a_while(
     with unharmed(server), STAGES[stage](server, gate) as (call, heal):
         pid = server.worker_pid()
         os.kill(pid, signal.SIGSTOP)
-        server.wait_for("worker_stuck", process="stopped")
+        server.wait_for("worker_stuck", state="stopped")
         os.kill(pid, signal.SIGCONT)
         heal()
         assert float(call.result(50)) == 6.0

@@ -72,7 +72,5 @@ def at_once(count: int, target: Callable[[int], Any]) -> list[Any]:
 def logged_by(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Log:
     """What a module logs from now on."""
     lines: Log = []
-    monkeypatch.setattr(
-        module, "log_event", lambda event, *, level=0, **fields: lines.append((event, fields))
-    )
+    monkeypatch.setattr(module, "log_event", lambda event, **fields: lines.append((event, fields)))
     return lines

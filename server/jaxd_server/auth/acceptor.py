@@ -6,7 +6,6 @@ Imports no jax. Serving an authenticated client is the task of the subclasses.
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import resource
 import selectors
@@ -14,7 +13,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Protocol
+from typing import Literal, Protocol
 
 from jaxd_protocol.base.process import start_thread
 from jaxd_protocol.errors import Busy, JaxdError, ServerStartFailed
@@ -110,7 +109,7 @@ class Acceptor:
         except (BlockingIOError, ConnectionAbortedError):
             return  # another worker was faster, or the client is gone
         except OSError as error:
-            log_event("cannot_accept", level=logging.WARNING, reason=str(error))
+            log_event("cannot_accept", reason=str(error))
             self.is_short = True
             self._is_stopped(timeout_s=_RETRY_S)
             return
@@ -124,7 +123,7 @@ class Acceptor:
                 threading.Thread(target=self._handle, args=(sock,), name="jaxd-client", daemon=True)
             )
         except Busy as error:
-            log_event("cannot_serve", level=logging.WARNING, reason=str(error))
+            log_event("cannot_serve", reason=str(error))
             self._clients.discard(sock)
             self._refuse_busy(sock, f"the server takes no more clients now: {error}")
             self.is_short = True
@@ -173,17 +172,23 @@ class Acceptor:
         try:
             yield
         except JaxdError as error:
-            self._log_refusal("client_refused", logging.WARNING, peer, place, str(error))
+            self._log_refusal("client_refused", peer, place, str(error))
         except (EOFError, OSError) as error:
-            self._log_refusal("client_left_early", logging.INFO, peer, place, str(error))
+            self._log_refusal("client_left_early", peer, place, str(error))
         except Exception:  # noqa: BLE001  whatever it is
-            log_event("client_failed", level=logging.ERROR, peer=peer)
+            log_event("client_failed", peer=peer)
 
-    def _log_refusal(self, event: str, level: int, peer: str, place: str, reason: str) -> None:
+    def _log_refusal(
+        self,
+        event: Literal["client_refused", "client_left_early"],
+        peer: str,
+        place: str,
+        reason: str,
+    ) -> None:
         """Logs at a limited rate, so that a peer cannot fill the disk."""
         skipped = self._log_limiter.acquire(place)
         if skipped is not None:
-            log_event(event, level=level, peer=peer, reason=reason, not_logged=skipped or None)
+            log_event(event, peer=peer, reason=reason, not_logged=skipped or None)
 
 
 class RefusingAcceptor(Acceptor):

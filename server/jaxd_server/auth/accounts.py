@@ -6,7 +6,6 @@ Token files are read again when they change; connections of revoked accounts are
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import socket
 import threading
@@ -114,7 +113,7 @@ class Accounts:
             if first is not found:
                 complaints[what] = f"it has the same token as {first.principal}"
         for what, reason in complaints.items() - self._complaints.items():
-            log_event("account_ignored", level=logging.WARNING, account=what, reason=reason)
+            log_event("account_ignored", account=what, reason=reason)
         self._complaints = complaints
         return tuple(by_token.values())
 
@@ -247,7 +246,6 @@ class ConnectedAccounts:
         if len(together) > 1:
             log_event(
                 "accounts_share_a_worker",
-                level=logging.WARNING,
                 accounts=together,
                 means=_SHARED_WORKER_WARNING,
             )
@@ -269,7 +267,6 @@ class ConnectedAccounts:
         for principal, connections in self._disconnect_revoked().items():
             log_event(
                 "client_shown_out",
-                level=logging.WARNING,
                 principal=principal,
                 connections=connections,
             )

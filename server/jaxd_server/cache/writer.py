@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from typing import Any, Final
@@ -33,7 +32,7 @@ class Troubles:
             first = (kind := f"{event} {about}") not in self._logged
             self._logged.add(kind)
         if first:
-            log_event(event, level=logging.WARNING, **fields)
+            log_event(event, **fields)
 
 
 class Writer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -316,7 +315,7 @@ class Preloader:
         if not self._left:
             return
         if self._program_cache is None:
-            log_event("preload_refused", level=logging.WARNING, reason="nothing is kept on disk")
+            log_event("preload_refused", reason="nothing is kept on disk")
             return
         self._ids = self._program_cache.recent_programs()
         started = time.monotonic()
@@ -364,7 +363,7 @@ class Preloader:
         except Exception as error:  # noqa: BLE001  calls load what they need by themselves
             self.stop()
             reason = f"{type(error).__name__}: {error}"
-            log_event("preload_ended", level=logging.WARNING, reason=reason)
+            log_event("preload_ended", reason=reason)
         with self._lock:
             self._working -= 1
             is_last = not self._working

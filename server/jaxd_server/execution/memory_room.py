@@ -5,7 +5,6 @@ Runs that take much of the machine's memory run side by side only where there is
 
 from __future__ import annotations
 
-import logging
 import re
 import sys
 import threading
@@ -93,7 +92,7 @@ class OutOfMemoryHandler:
         else:
             tried = "That is more than there is, whatever is dropped."
         failure = f"Out of memory allocating {nbytes} bytes; {in_words(self.spare())} are left."
-        log_event("out_of_memory", level=logging.WARNING, reason=failure, dropped=dropped)
+        log_event("out_of_memory", reason=failure, dropped=dropped)
         raise self._with_advice(failure, tried)
 
     def retry(self, do: Callable[[], T], failure: str = "") -> T:
@@ -110,12 +109,11 @@ class OutOfMemoryHandler:
         """
         capacity = self._capacity()
         if wanted_bytes(failure) > capacity > 0:
-            log_event("out_of_memory", level=logging.WARNING, reason=_first_line(failure))
+            log_event("out_of_memory", reason=_first_line(failure))
             raise self._with_advice(failure, "That is more than there is, whatever is dropped.")
         dropped = self._reclaimer.reclaim_all()
         log_event(
             "out_of_memory",
-            level=logging.WARNING,
             reason=_first_line(failure) or None,
             dropped=dropped,
         )

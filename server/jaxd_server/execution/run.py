@@ -8,7 +8,6 @@ In between the next call can be dispatched; jax's arrays are there before their 
 from __future__ import annotations
 
 import itertools
-import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -364,7 +363,7 @@ class Executor:
         """
         if executable.program.is_original or not is_runtime_error(error):
             return
-        log_event("program_broken", level=logging.WARNING, name=executable.name, reason=str(error))
+        log_event("program_broken", function=executable.name, reason=str(error))
         self._executables.discard(executable)
         self._discard(executable)
         raise BrokenProgram from error

@@ -10,7 +10,6 @@ Verified on jax 0.10.2 and 0.11.2 by tests/server/jax_compat/test_compilation_ca
 from __future__ import annotations
 
 import hashlib
-import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -57,7 +56,7 @@ def install(store: Records, folder: str) -> bool:
     except Exception as error:  # noqa: BLE001 - whatever a newer jax raises
         jax.config.update("jax_compilation_cache_dir", None)
         reason = f"{type(error).__name__}: {error}"
-        log_event("jax_cache_off", level=logging.WARNING, reason=reason, jax=jax.__version__)
+        log_event("jax_cache_off", reason=reason, jax=jax.__version__)
         return False
     return True
 

@@ -9,7 +9,6 @@ Verified on jax 0.10.2 and 0.11.2 by tests/server/jax_compat/test_programs.py.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final, NoReturn, cast
@@ -89,7 +88,7 @@ def prepare() -> tuple[str, ...]:
     _missing.update(_self_test())
     cannot = tuple(sorted(_missing))
     if cannot:
-        log_event("jax_programs_limited", level=logging.WARNING, cannot=cannot, jax=jax.__version__)
+        log_event("jax_programs_limited", cannot=cannot, jax=jax.__version__)
     return cannot
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import sys
@@ -201,11 +200,11 @@ class Host:
             lasting, before = [loss for loss in seen if loss in before], seen
             for loss in lasting:
                 if loss not in self._losses:
-                    log_event("socket_lost", level=logging.WARNING, reason=loss)
+                    log_event("socket_lost", reason=loss)
             self._losses = lasting
             is_lost = len(lasting) == len(self._listeners)
             if is_lost and not self._workers.is_stopping and await self._workers.idle_s() > 0:
-                log_event("unreachable", level=logging.WARNING, reason="; ".join(lasting))
+                log_event("unreachable", reason="; ".join(lasting))
                 self._workers.stop()
 
     async def _watch_idleness(self) -> None:

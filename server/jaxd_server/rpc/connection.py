@@ -10,7 +10,6 @@ comes for a while and nothing is under way, the reading thread leaves the connec
 from __future__ import annotations
 
 import json
-import logging
 import threading
 import time
 import traceback
@@ -217,7 +216,7 @@ class ServerConnection(BulkConnection):
         known = isinstance(error, JaxdError)  # some of which are OSErrors as well
         if known or not isinstance(error, EOFError | OSError):
             text = str(error) if known else "".join(traceback.format_exception(error))
-            log_event("connection_dropped", level=logging.WARNING, reason=text)
+            log_event("connection_dropped", reason=text)
         with self._end:
             self.shut()
             self._worker_context.watchdog.unwatch(self._reader_handoff)

@@ -6,7 +6,6 @@ for others as well only put replies into this queue.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -140,7 +139,7 @@ class SendQueue:
     def _send_error(self, seq: int, error: Exception) -> None:
         """Sends an error where the reply could not be sent."""
         if not isinstance(error, LimitExceeded):
-            log_event("reply_failed", level=logging.ERROR)
+            log_event("reply_failed")
             error = InternalError(
                 f"the server could not send the result: {error!r}. Its log has the traceback; "
                 "please report it."

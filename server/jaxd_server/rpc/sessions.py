@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import math
 import os
 import threading
@@ -235,7 +234,7 @@ class Sessions:
             session.unanswered.cancel()
             session.call_queue.then(partial(self._values.end, session.values))
         except Exception:  # noqa: BLE001  whatever it is
-            log_event("session_not_ended", level=logging.ERROR, principal=session.principal)
+            log_event("session_not_ended", principal=session.principal)
 
     def all(self) -> list[Session]:
         """All sessions."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import selectors
 import socket
 import threading
@@ -162,7 +161,7 @@ class IdleConnections:
         try:
             self._selector.register(sock, selectors.EVENT_READ, (sock, take_up))
         except (OSError, ValueError, KeyError) as error:  # there is no memory for it, or it is gone
-            log_event("cannot_wait", level=logging.WARNING, reason=str(error))
+            log_event("cannot_wait", reason=str(error))
             self._start(sock, take_up)
 
     def _start(self, sock: socket.socket, take_up: Callable[[], None]) -> None:
@@ -170,7 +169,7 @@ class IdleConnections:
         try:
             start_thread(threading.Thread(target=take_up, name="jaxd-client", daemon=True))
         except Busy as error:
-            log_event("cannot_serve", level=logging.WARNING, reason=str(error))
+            log_event("cannot_serve", reason=str(error))
             self._arriving.append((sock, take_up))
             time.sleep(_RETRY_S)
 

@@ -12,9 +12,12 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Final, Literal
+
+from jaxd_server.runtime.log_events import EVENTS
 
 _logger = logging.getLogger("jaxd")
+_LEVELS: Final = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
 def configure(
@@ -35,11 +38,16 @@ def configure(
     _logger.propagate = False
 
 
-def log_event(event: str, /, *, level: int = logging.INFO, **fields: Any) -> None:
+def log_event(event: str, /, **fields: Any) -> None:
     """Logs one event; `fields` are JSON values, and None is left out. Safe from every thread.
 
-    Within an `except` block, `level=logging.ERROR` adds the traceback.
+    Within an `except` block, the line of an error has the traceback.
+
+    Args:
+        event: its name in `EVENTS`, which has the level.
+        fields: those that are listed there.
     """
+    level = _LEVELS[EVENTS[event].level]
     known = {name: value for name, value in fields.items() if value is not None}
     failed = level >= logging.ERROR and sys.exc_info()[0] is not None
     _logger.log(level, event, extra={"fields": known}, exc_info=failed)

@@ -10,7 +10,6 @@ contents that clients may send again, and the cheapest executables, see `evictio
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 import time
@@ -184,7 +183,6 @@ class MemoryPressure:
             self._is_high = True
             log_event(
                 "memory_short",
-                level=logging.WARNING,
                 host=_percent(host),
                 device=_percent(device),
                 dropped=dropped,

@@ -7,9 +7,11 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jaxd.api.client import Client
 from jaxd.cli.child_program import handling_interrupts, run_program
@@ -17,12 +19,13 @@ from jaxd.cli.query import add_query_options, print_json
 from jaxd.connection.settings import Settings
 from jaxd.dispatch.caller import Caller
 from jaxd.events.progress import Progress
+from jaxd_protocol.base.process import start_thread
 from jaxd_protocol.base.terminal import duration
-from jaxd_protocol.errors import ConfigurationError, NoServer
+from jaxd_protocol.errors import ConfigurationError, JaxdError, NoServer
 
 if TYPE_CHECKING:
-    from jaxd.cli.warm_build import BuildOutcome
-    from jaxd_protocol.messages.recipes import Recipe
+    from jaxd.dispatch.warm import RecordedFunction, Verdict
+    from jaxd_protocol.messages.recipes import Recipe, RecordedCall
 
 
 SUMMARY = "build the programs of a lockfile ahead of calls, or record one"
@@ -32,6 +35,8 @@ _BAR_WIDTH: Final = 20
 _RECORDING: Final = "jaxd warm --record warm.lock -- python train.py"
 _OUTCOME_WORDS: Final = {"hit": "ready", "load": "loaded", "compile": "compiled"}
 _CHECK_WORDS: Final = {"hit": "ready", "load": "on disk", "compile": "to be compiled"}
+_MAX_CONCURRENT: Final = 8
+"""Builds that are requested at the same time; how many run at once is decided by the server."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -140,7 +145,6 @@ def wait_for_interrupt(ready: Callable[[], None]) -> None:
 
 def _build(arguments: argparse.Namespace) -> int:
     from jaxd.cli.lockfile import read_lockfile
-    from jaxd.cli.warm_build import build_all
 
     recipes = read_lockfile(arguments.file)
     is_terminal = sys.stderr.isatty()
@@ -259,3 +263,96 @@ def _warnings_printed() -> Iterator[None]:
 
 def _print_error(text: str) -> None:
     print(f"jaxd: {text}", file=sys.stderr, flush=True)
+
+
+class BuildOutcome(NamedTuple):
+    """The outcome for one recorded call.
+
+    Attributes:
+        function: its name with the arguments, for people.
+        verdict: how its program was made ready, or would be; None after an error.
+        seconds: how long that took.
+        error: why it failed, in one line.
+        kept: whether it is on disk now; None: unknown.
+    """
+
+    function: str
+    verdict: Verdict | None = None
+    seconds: float = 0.0
+    error: str | None = None
+    kept: bool | None = None
+
+
+def build_all(
+    client: Client, recipes: Iterable[Recipe], *, check: bool = False
+) -> Generator[BuildOutcome, None, None]:
+    """Has the server build all that is not ready; yields the outcome of each when it is done.
+
+    Closed early, it starts no further builds and closes the client's connection.
+
+    Args:
+        client: of the server.
+        recipes: of the recorded calls.
+        check: build nothing; the verdicts say what would be done.
+    """
+    from jaxd.dispatch.warm import RecordedFunction
+
+    functions = [RecordedFunction(recipe) for recipe in recipes]
+    calls = [(function, call) for function in functions for call in function.recipe.calls]
+    left, results = deque(calls), SimpleQueue[BuildOutcome]()
+    work = client.caller, left, results, check
+    try:
+        for _ in calls[:_MAX_CONCURRENT]:  # daemons: Ctrl-C must not wait for them
+            start_thread(
+                threading.Thread(target=_build_each, args=work, name="jaxd-warm", daemon=True)
+            )
+        for _ in calls:
+            yield results.get()
+    except BaseException:
+        left.clear()
+        client.close()  # ends the waiting of those that are under way
+        raise
+
+
+def _build_each(
+    caller: Caller,
+    left: deque[tuple[RecordedFunction, RecordedCall]],
+    results: SimpleQueue[BuildOutcome],
+    check: bool,
+) -> None:
+    """Builds one recorded call after the other until none is left."""
+    while True:
+        try:
+            recorded, call = left.popleft()
+        except IndexError:
+            return
+        results.put(_build_call(caller, recorded, call, check=check))
+
+
+def _build_call(
+    caller: Caller, recorded: RecordedFunction, call: RecordedCall, *, check: bool
+) -> BuildOutcome:
+    from jaxd.dispatch.warm import warm
+
+    name = _call_text(recorded, call)
+    try:
+        if check:
+            return BuildOutcome(name, recorded.verdict(caller, call))
+        warmed = warm(caller, recorded.call(caller, call))
+    except Exception as error:  # noqa: BLE001  whatever the function raises; the others go on
+        text = " ".join(str(error).split())
+        is_own = isinstance(error, JaxdError)
+        return BuildOutcome(name, error=text if is_own else f"{type(error).__name__}: {text}")
+    return BuildOutcome(name, warmed.verdict, warmed.seconds, kept=warmed.kept)
+
+
+def _call_text(recorded: RecordedFunction, call: RecordedCall) -> str:
+    """``train_step(x=float32[128,8], batch=dict of 3, steps=10)``."""
+    from jaxd_protocol.explain.argument_shapes import argument_shapes
+
+    try:
+        forms = argument_shapes(call.skeleton, recorded.recipe.parameters)
+    except JaxdError:
+        return recorded.name
+    given = ", ".join(f"{name}={argument.form}" for name, argument in forms.items())
+    return f"{recorded.name}({given})"

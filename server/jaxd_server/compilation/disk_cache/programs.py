@@ -7,7 +7,6 @@ answer it: neither the function nor a class of its arguments or results is neede
 from __future__ import annotations
 
 import hashlib
-import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -367,7 +366,7 @@ class ProgramCache:
                 return  # the next process may well be able to
             kept = replace(kept, program=b"", obstacle="unwritten")
         except Exception:  # noqa: BLE001  the server goes on without
-            log_event("program_not_kept", level=logging.ERROR, function=kept.name)
+            log_event("program_not_written", function=kept.name)
             return
         self.store.write("calls", name, kept.to_content())
 

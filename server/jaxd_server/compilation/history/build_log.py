@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 import weakref
@@ -167,7 +166,7 @@ class BuildLog:
         try:
             decision, advice = self._note(function, skeleton, made)
         except Exception:  # noqa: BLE001  a program must not be lost over its explanation
-            log_event("unexplained_build", level=logging.ERROR, function=function.name)
+            log_event("unexplained_build", function=function.name)
             return
         if decision.seconds >= LONG_BUILD_S:
             content = {"seconds": decision.seconds, "reason": decision.text}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -241,7 +240,7 @@ class BuilderPool:
         self._failed_starts += 1
         over = self._failed_starts - _MAX_FAILED_STARTS
         if over == 0:
-            log_event("builders_do_not_start", level=logging.WARNING)
+            log_event("builders_do_not_start")
         if over >= 0:
             self._retry_at = self._clock() + min(_MAX_PAUSE_S, _PAUSE_S * 2 ** min(over, 10))
 

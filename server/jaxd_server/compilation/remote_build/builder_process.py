@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import logging
 import os
 import queue
 import signal
@@ -267,7 +266,7 @@ class BuilderProcess:
         except (EOFError, OSError):
             pass  # it has ended, or could not be started
         except Exception:  # noqa: BLE001  an unreadable message: the next builder may be better
-            log_event("builder_unreadable", level=logging.ERROR)
+            log_event("builder_unreadable")
         finally:
             if self._socket is not None:
                 self._socket.close()
@@ -292,7 +291,7 @@ class BuilderProcess:
                 )
             except OSError as error:
                 ours.close()
-                log_event("builder_not_started", level=logging.WARNING, reason=str(error))
+                log_event("builder_not_started", reason=str(error))
                 raise
         if not self._in_haste:
             with suppress(OSError):  # it has ended
@@ -314,13 +313,13 @@ class BuilderProcess:
     def _listen(self, connection: Connection) -> None:
         with connection:
             if not connection.poll(_START_TIMEOUT_S):
-                log_event("builder_too_slow", level=logging.WARNING, pid=self.pid)
+                log_event("builder_too_slow", pid=self.pid)
                 self._kill()
                 return
             ready = connection.recv()
             assert isinstance(ready, Ready)
             if not self._understands(ready.program, ready.name):
-                log_event("builder_not_understood", level=logging.WARNING)
+                log_event("builder_not_understood")
                 return
             with self._lock:
                 if self.state == "ended":

@@ -7,7 +7,6 @@ jax and does not hang with a worker.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
@@ -95,7 +94,7 @@ class HealthMonitor:
             try:
                 await self._check()
             except Exception:  # noqa: BLE001  the next check may succeed
-                log_event("heartbeat_failed", level=logging.ERROR)
+                log_event("heartbeat_failed")
 
     async def _check(self) -> None:
         worker = self._supervisor.worker
@@ -126,7 +125,7 @@ class HealthMonitor:
         is_current = self._supervisor.worker is worker and worker.state == "ready"
         if not is_current or worker.snapshot.get("is_short"):
             return
-        log_event("not_accepting", level=logging.ERROR, address=str(waiting[0].address))
+        log_event("not_accepting", address=str(waiting[0].address))
         worker.kill("it accepted no clients any more", is_to_blame=False)
 
     def is_stuck(self, worker: WorkerProcess) -> bool:
@@ -163,10 +162,9 @@ class HealthMonitor:
             self._reported = worker
             log_event(
                 "worker_stuck",
-                level=logging.WARNING,
                 pid=worker.pid,
                 silent_s=round(worker.silent_s, 1),
-                process=process_state(worker.pid),
+                state=process_state(worker.pid),
                 running=calls_of(worker),
             )
             request_stack_dump(worker.pid)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 import platform
 import socket
@@ -155,7 +154,6 @@ class Quarantine:
         record.entry = entry
         log_event(
             "function_quarantined" if record.is_quarantined else "function_suspected",
-            level=logging.WARNING,
             function=entry.name,
             fingerprint=entry.ids[0].hex(),
             workers_ended=entry.deaths,
@@ -312,7 +310,7 @@ class QuarantineFile:
             self._root = None
             return {}
         except _INVALID_FILE as error:
-            log_event("quarantine_not_read", level=logging.WARNING, reason=_in_words(error))
+            log_event("quarantine_not_read", reason=_in_words(error))
             return {}
 
     def _begin_to_write(self) -> None:
@@ -326,7 +324,7 @@ class QuarantineFile:
                 os.mkdir(folder, 0o700)
             replace_file(f"{folder}/{self._name}", text)
         except (OSError, ConfigurationError) as error:
-            log_event("quarantine_not_kept", level=logging.WARNING, reason=_in_words(error))
+            log_event("quarantine_not_kept", reason=_in_words(error))
 
     def _text(self) -> str:
         rows = [

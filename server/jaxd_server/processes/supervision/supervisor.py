@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 from jaxd_protocol.errors import JaxdError, ServerStartFailed
 from jaxd_server.auth.acceptor import RefusingAcceptor
@@ -178,7 +177,7 @@ class Supervisor:
         except OSError as error:  # no memory or no process left: it is tried again
             log_event("worker_not_started", epoch=epoch, error=str(error))
             return self._after_failure(self._pacing.delay_s(0.0, was_ready=False), [str(error)])
-        log_event(f"{self._what}_started", pid=worker.pid, epoch=epoch, principal=worker.principal)
+        log_event(_STARTED[self._what], pid=worker.pid, epoch=epoch, principal=worker.principal)
         on_purpose = worker.flags.draining
         await wait_first(worker.exited, self.stopping, *on_purpose)
         if worker.was_ready:
@@ -233,7 +232,7 @@ class Supervisor:
         if not self._broken:
             self._broken_since = time.monotonic()
         self._broken = found
-        log_event("worker_broken", level=logging.ERROR, retry_in_s=delay_s, reason=found)
+        log_event("worker_broken", retry_in_s=delay_s, reason=found)
         return delay_s
 
     async def _refuse_clients(self, delay_s: float) -> None:
@@ -258,7 +257,7 @@ class Supervisor:
             accounts = Accounts(self._options)
             admits_at = authenticator_factory(self._options, accounts, self._wrong_tokens)
         except (JaxdError, OSError) as error:  # then they wait, as before
-            log_event("cannot_refuse", level=logging.WARNING, reason=str(error))
+            log_event("cannot_refuse", reason=str(error))
             return []
         doors = [
             RefusingAcceptor(one, admits_at(one.address), accounts, lambda: self._broken)
@@ -331,7 +330,7 @@ class Supervisor:
             with suppress(OSError):  # it is tried again
                 self._standby = self._renewal = self._started()
         elif next_one.exited.is_set():
-            log_event("renewal_failed", level=logging.WARNING, reason=next_one.last_lines()[-1:])
+            log_event("renewal_failed", reason=next_one.last_lines()[-1:])
             worker.wants_renewal.clear()
             self._dismiss_standby()
         elif next_one.flags.standing_by.is_set():
@@ -558,14 +557,19 @@ class DrainingWorkers:
         self._tasks.pop(worker, None)
 
 
+_STARTED: Final = {"worker": "worker_started", "door": "door_started"}
+_EXITED: Final = {"worker": "worker_exited", "door": "door_exited"}
+
+
 def log_exit(worker: WorkerProcess, restart_in_s: float | None = None) -> None:
     """Logs how a worker ended, and when the next one starts because of that."""
     log_event(
-        f"{worker.what}_exited",
+        _EXITED[worker.what],
         pid=worker.pid,
         epoch=worker.epoch,
         principal=worker.principal,
-        **worker.ending,
+        exit_code=worker.ending.get("exit_code"),
+        signal=worker.ending.get("signal"),
         lived_s=round(worker.lived_s, 3),
         restart_in_s=restart_in_s,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import socket
@@ -27,6 +26,17 @@ from jaxd_server.runtime.json_lines import (
 from jaxd_server.runtime.limits import RateLimiter
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.system_memory import MemoryLoss, oom_kills
+
+_READY: Final = {"worker": "worker_ready", "door": "door_ready"}
+_FLAGGED: Final = {
+    "standing_by": "worker_standing_by",
+    "prepared": "worker_prepared",
+    "stale": "worker_stale",
+    "outdated": "worker_outdated",
+    "resting": "worker_resting",
+    "gave_way": "worker_gave_way",
+}
+"""The event of each flag that a worker sets."""
 
 
 class WorkerFlags:
@@ -363,9 +373,7 @@ class WorkerProcess:
                 return False
         if self._message_limiter is None or self._message_limiter.acquire("") is not None:
             return False
-        log_event(
-            "worker_says_too_much", level=logging.WARNING, pid=self.pid, principal=self.principal
-        )
+        log_event("worker_says_too_much", pid=self.pid, principal=self.principal)
         self.kill("it never stopped talking to its host")
         return True
 
@@ -378,7 +386,7 @@ class WorkerProcess:
         if flag in self.flags.draining:
             self._advance("drain")
         self._rest()
-        log_event(f"worker_{name}", pid=self.pid, epoch=self.epoch, changes=changes)
+        log_event(_FLAGGED[name], pid=self.pid, epoch=self.epoch, changes=changes)
         if name == "gave_way":
             self._refusal.answered()
 
@@ -389,7 +397,7 @@ class WorkerProcess:
                 self._advance("ready")
                 after_s = round(self.lived_s, 3)
                 log_event(
-                    f"{self.what}_ready",
+                    _READY[self.what],
                     epoch=self.epoch,
                     after_s=after_s,
                     principal=self.principal,
@@ -412,7 +420,7 @@ class WorkerProcess:
         try:
             self.on_message(self, message)
         except Exception:  # noqa: BLE001  the next message is handled as well
-            log_event("not_done", level=logging.ERROR, pid=self.pid)
+            log_event("not_done", pid=self.pid)
 
 
 def _sanitized(status: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import hashlib
-import logging
 import os
 import pwd
 import re
@@ -110,9 +109,7 @@ class TenantDirectory:
         ender = self._numbers.ender
         why = end_processes(uid, ender) if name is None else f"they belong to user {name} now."
         if why:
-            log_event(
-                "processes_not_ended", level=logging.ERROR, principal=principal, user=uid, why=why
-            )
+            log_event("processes_not_ended", principal=principal, user=uid, why=why)
 
     def forget(self, principal: str) -> None:
         """Marks the folder of an account as no longer in use."""
@@ -131,7 +128,7 @@ class TenantDirectory:
                 continue
             why = remove_folder(folder, uid, self._numbers.ender)
             if why:
-                log_event("folder_not_removed", level=logging.WARNING, folder=folder, why=why)
+                log_event("folder_not_removed", folder=folder, why=why)
 
     def with_processes_or_folders(self) -> set[str]:
         """The principals with processes or folders, of those whose uid belongs to them alone."""

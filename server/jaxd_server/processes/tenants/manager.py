@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
 import os
 import sys
 import time
@@ -225,7 +224,7 @@ class TenantManager:
         self._folder = control.removesuffix(".control") + ".workers"
         check_length(self._path_of("anybody"))
         if self._tenants.share_user:
-            log_event("workers_share_user", level=logging.WARNING, reason=_SHARED_USER_WARNING)
+            log_event("workers_share_user", reason=_SHARED_USER_WARNING)
         try:
             code = await self._gateway.run(listeners)
         finally:
@@ -340,7 +339,7 @@ class TenantManager:
         except Busy as error:
             return {"busy": str(error), "retry_after_s": error.retry_after_s}
         except (JaxdError, OSError) as error:  # such as too many open files
-            log_event("worker_refused", level=logging.WARNING, principal=principal, why=str(error))
+            log_event("worker_refused", principal=principal, why=str(error))
             return {"refused": str(error)}
         return {"path": worker.listener.address.path}
 
@@ -415,10 +414,10 @@ class TenantManager:
         except ServerStartFailed as error:
             why = str(error)
             self._failed.record(principal, why)
-            log_event("worker_given_up", level=logging.WARNING, principal=principal, reason=why)
+            log_event("worker_given_up", principal=principal, reason=why)
             return 0
         except Exception:  # noqa: BLE001  the failure of one does not end the others
-            log_event("worker_given_up", level=logging.ERROR, principal=principal)
+            log_event("supervision_failed", principal=principal)
             return 1
         finally:
             worker.close()
@@ -430,7 +429,7 @@ class TenantManager:
     def _revoke(self, worker: TenantWorker) -> None:
         """Ends the worker of an account that was revoked, or has another token now."""
         principal = worker.tenant.principal
-        log_event("worker_dismissed", level=logging.WARNING, principal=principal)
+        log_event("worker_dismissed", principal=principal)
         self._detach(worker)
         worker.supervisor.stop(now=True)  # also disconnects its waiting clients
         self._cleanup.forget(principal)
@@ -501,6 +500,6 @@ def _outcome(task: asyncio.Task[Outcome], principal: str) -> Outcome:
     try:
         outcome = task.result()
     except Exception:  # noqa: BLE001  the failure of one does not end the others
-        log_event("restart_failed", level=logging.ERROR, principal=principal)
+        log_event("restart_failed", principal=principal)
         return {"refused": "it failed; see the server's log"}
     return {name: printable(value) for name, value in outcome.items()}

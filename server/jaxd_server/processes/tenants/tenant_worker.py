@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import select
 from contextlib import ExitStack, suppress
@@ -82,7 +81,7 @@ class TenantWorker:
         try:
             status = await self.supervisor.status()
         except Exception:  # noqa: BLE001
-            log_event("status_failed", level=logging.ERROR, principal=self.tenant.principal)
+            log_event("status_failed", principal=self.tenant.principal)
             status = {"worker": {}, "worker_state": "unknown", "worker_silent_s": 0.0}
         return self.supervisor.describe() | status
 
@@ -91,5 +90,5 @@ class TenantWorker:
         try:
             return await self.supervisor.idle_s()
         except Exception:  # noqa: BLE001  as above
-            log_event("status_failed", level=logging.ERROR, principal=self.tenant.principal)
+            log_event("status_failed", principal=self.tenant.principal)
             return 0.0

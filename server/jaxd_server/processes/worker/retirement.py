@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -284,7 +283,6 @@ _BUILDING = {"phase": "building", "waited_s": 0.0}
 def _log(name: str, does: str, age: float, done: str) -> None:
     log_event(
         "left_behind",
-        level=logging.WARNING,
         function=name,
         reason=f"it {does} although it was cancelled {age:.0f} s ago: {done}",
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from functools import partial
 
@@ -43,7 +42,7 @@ def value_bytes(options: ServerOptions, loss: MemoryLoss | None = None) -> int:
     if loss is None:
         return all_devices_bytes() // 2 if options.value_bytes is None else options.value_bytes
     limit = loss.lowered(options.value_bytes or all_devices_bytes() // 2)
-    log_event("values_limited", level=logging.WARNING, value_bytes=limit, held=loss.held)
+    log_event("values_limited", value_bytes=limit, held=loss.held)
     return limit
 
 
@@ -68,7 +67,7 @@ def program_cache(options: ServerOptions, packages: ImportedPackages) -> Program
     if store is None:
         if options.store is not None:
             why = "a store needs a cache folder, and there is none"
-            log_event("store_refused", level=logging.WARNING, folder=options.store, reason=why)
+            log_event("store_refused", folder=options.store, reason=why)
         return None
     compilation_cache.install(store, os.path.join(store.folder, "xla"))
     return ProgramCache(store, packages)
@@ -93,7 +92,7 @@ def receiving(options: ServerOptions) -> Receive:
     require_export()
     unpickling_gate.shut()
     for name in options.allow_targets:
-        log_event("native_code_unchecked", level=logging.WARNING, target=name)
+        log_event("native_code_unchecked", target=name)
     return partial(receive_exported, unchecked=frozenset(options.allow_targets))
 
 
@@ -114,5 +113,5 @@ def build_in(options: ServerOptions) -> BuildIn:
     if platform == "cpu":
         return options.build_in
     if options.build_in == "builder":
-        log_event("builder_refused", level=logging.WARNING, platform=platform)
+        log_event("builders_unsupported", platform=platform)
     return "worker"

@@ -5,7 +5,6 @@ Started by the host with one JSON argument: options, inherited listeners, host c
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import threading
@@ -189,7 +188,7 @@ class Worker:
         """Ends the process when they are not: ready is who has answered somebody."""
         for sock, address in self._listeners:
             if not ListenerProbe(sock).accepts(_FIRST_CLIENT_S):
-                log_event("not_accepting", level=logging.ERROR, address=str(address))
+                log_event("not_accepting", address=str(address))
                 os._exit(1)
 
     def drain(self) -> None:

@@ -6,7 +6,6 @@ does not read delays only itself. It also runs the ordered calls of a session.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections import deque
@@ -48,7 +47,7 @@ def _run_vital(target: Callable[[], None], name: str) -> None:
 
 def end_without(thread: str) -> None:
     """Ends this process in an `except` block, for want of a thread of that name."""
-    log_event("vital_thread_ended", level=logging.ERROR, thread=thread)
+    log_event("vital_thread_ended", thread=thread)
     os._exit(_LOST_THREAD)
 
 
@@ -235,7 +234,7 @@ class SerialExecutor:
             try:
                 job()
             except Exception:  # noqa: BLE001  the next jobs have to run all the same
-                log_event("job_failed", level=logging.ERROR)
+                log_event("job_failed")
             except BaseException:
                 if self._is_vital:
                     end_without(self._name)
@@ -254,6 +253,4 @@ class SerialExecutor:
         return was_handed
 
 
-process_timers: Final = TimerThread(
-    "jaxd-clock", lambda: log_event("alarm_failed", level=logging.ERROR)
-)
+process_timers: Final = TimerThread("jaxd-clock", lambda: log_event("alarm_failed"))

@@ -88,7 +88,7 @@ def test_a_worker_that_says_nothing_is_told_of_and_killed_where_that_is_wanted(
     host = start_host("--listen", f"unix://{path}", "--no-standby", *limits)
     host.wait_until_ready()
     os.kill(greeting(path)["pid"], signal.SIGSTOP)
-    assert host.wait_for("worker_stuck")["process"] == "stopped"
+    assert host.wait_for("worker_stuck")["state"] == "stopped"
     report = ask(path + ".control", ask="status")
     assert (report["worker_state"], report["worker_process"]) == ("stuck", "stopped")
     assert host.wait_for("worker_exited")["signal"] == "SIGKILL"

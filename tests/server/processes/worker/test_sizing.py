@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -76,5 +75,5 @@ def test_what_is_not_looked_at_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sizing, "log_event", lambda event, **fields: said.append((event, fields)))
     monkeypatch.setattr(sizing, "unpickling_gate", UnpicklingGate())
     sizing.receiving(replace(DEFAULTS, accept="exported", allow_targets=("theirs",)))
-    assert said == [("native_code_unchecked", {"level": logging.WARNING, "target": "theirs"})]
+    assert said == [("native_code_unchecked", {"target": "theirs"})]
     assert sizing.permitting(DEFAULTS) is permit_all

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from jaxd import Client, connect
-from jaxd.cli.warm_build import BuildOutcome, build_all
+from jaxd.cli.commands.warm import BuildOutcome, build_all
 from jaxd_protocol.errors import Cancelled
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.messages.function_manifest import FunctionManifest
