@@ -64,9 +64,14 @@ class JaxdError(Exception):
 
     Exceptions that a user's function raises are not in this tree: they arrive as their own type
     (or as `RemoteError` where this process does not have that type).
+
+    Attributes:
+        call_id: the id of the call that the server answered with it, for `jaxd logs --call`; empty
+            when this process has raised it. What a function raises has the attribute as well.
     """
 
     blame: ClassVar[Blame] = "server"
+    call_id: str = ""
     may_repeat: bool = False  # of one error, where it is not as of others of its class
 
 

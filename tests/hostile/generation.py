@@ -291,7 +291,7 @@ class Generator:
         if depth < _LINKS and rng.random() < 0.1:
             members = tuple(self._failure(depth + 1) for _ in range(rng.randrange(3)))
         described = (module, name, message, literal, 0.0, self.draws.text(), frames, links, notes)
-        origin = (rng.choice(("", "trace", "run")), self.draws.text())
+        origin = (rng.choice(("", "trace", "run")), self.draws.text(), self.draws.text())
         return (*described, self._user_type(), members, origin)
 
     def _user_type(self) -> tuple[Any, ...]:

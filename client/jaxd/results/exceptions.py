@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from jaxd.interop.jax_runtime import loaded_jax
 from jaxd_protocol.errors import JaxdError, RemoteError
+from jaxd_protocol.messages.calls import origin_of
 from jaxd_protocol.messages.failures import Failure, decode_failure
 from jaxd_protocol.packages.installed import OWN_PACKAGES
 
@@ -29,7 +30,9 @@ def exception_of(failure: Failure, name: str, reader: ResultReader, address: str
     """
     error = decode_failure(failure, reader, with_jax=shows_all_frames())
     if type(error) is RemoteError or not isinstance(error, JaxdError):
-        error.add_note(f"Raised in the call of {name} on the jaxd server at {address}.")
+        call = origin_of(error).call
+        which = f" (call {call})" if call else ""
+        error.add_note(f"Raised in the call of {name} on the jaxd server at {address}{which}.")
     return error
 
 

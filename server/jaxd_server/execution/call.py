@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -97,6 +98,7 @@ class Call(Operation):
         place: its slot in the flight recorder; -1: none.
         nbytes: bytes of the call budget that its message holds.
         phase: how far it has come, as its failure says; see `FailureOrigin`.
+        id: its name in the log and in the error of its client; see `identify`.
     """
 
     key: bytes
@@ -124,7 +126,13 @@ class Call(Operation):
     place: int = -1
     nbytes: int = 0
     phase: str = ""
+    id: str = ""
     _rows: list[DataLocation] | None = field(default=None, repr=False)
+
+    def identify(self) -> str:
+        """Its id, made when it is needed first: no warm call that succeeds needs one."""
+        self.id = self.id or f"c{os.urandom(4).hex()}"
+        return self.id
 
     def rows(self, layout: Layout) -> list[DataLocation]:
         """Where the data lies that is not in the message.

@@ -18,7 +18,7 @@ from jaxd_protocol.jax_objects.program_bytes import Serialized
 from jaxd_protocol.jit.static_args import dynamic
 from jaxd_protocol.messages.calls import FAILED, OK
 from jaxd_protocol.messages.data_locations import pack_leaf_spans
-from jaxd_protocol.messages.failures import encode_failure
+from jaxd_protocol.messages.failures import Failure, encode_failure
 from jaxd_protocol.messages.recipes import RecordedCall
 from jaxd_protocol.pytree import Layout
 from jaxd_server.codec.arguments import Arguments, build_arguments, donated_leaves, leaves_of
@@ -43,7 +43,12 @@ from jaxd_server.jax_compat.placement import placed, places_of
 from jaxd_server.runtime.counters import Counters
 from jaxd_server.runtime.events import SILENT, Emit, OutputOnce
 from jaxd_server.runtime.imported_packages import Change, Dependencies
+from jaxd_server.runtime.limits import RateLimiter
+from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.threads.cancellation import NEVER_CANCELLED
+
+_LOG_BURST: Final = 100
+"""So many failed calls of a principal are logged at once, and then one a second."""
 
 _MAX_REPLACED: Final = 8
 """How often the function of one call may turn out to be another one: mostly, to read more."""
@@ -97,6 +102,7 @@ class Pipeline:
         self._callback_lock = CallbackLock()
         self._devices = Devices()
         self._are_several = len(self._devices) > 1
+        self._log_limiter = RateLimiter(_LOG_BURST, 1.0)
 
     def answer(self, call: Call, plan: Plan | None = None) -> Reply:
         """Runs a call to its end; never raises.
@@ -155,14 +161,47 @@ class Pipeline:
 
     def _failed(self, call: Call, error: BaseException) -> Reply:
         self.counters.add(call.session.counts, calls=1, failed_calls=1)
-        return _error_reply(call, error, call.given_up)
+        return self._error_reply(call, error, call.given_up)
 
     def cancelled_reply(self, call: Call) -> Reply:
         """The reply to a cancelled call."""
         self.admission.poll()
         error = call.cancel_token.error or Cancelled("nobody waits for the call.")
         given = call.given if call.cancel_token.phase == "running" else ()
-        return _error_reply(call, error, tuple([each.leaves for each in given]))
+        return self._error_reply(call, error, tuple([each.leaves for each in given]))
+
+    def _error_reply(self, call: Call, error: BaseException, given_up: tuple[range, ...]) -> Reply:
+        """The reply to a call that failed; later calls that take its values fail as it did.
+
+        Args:
+            call: the request.
+            error: what was raised.
+            given_up: numbers of the leaves whose values the call has taken all the same.
+        """
+        failure = encode_failure(error, phase=call.phase, call=call.identify())
+        self._log_failure(call, failure, getattr(error, "blame", "function"))
+        if call.stay is None:
+            return (FAILED, failure), ()
+        if call.referenced_data is not None:
+            call.referenced_data.own.failures[call.stay.number] = failure
+        return (FAILED, failure, pack_leaf_spans(given_up)), ()
+
+    def _log_failure(self, call: Call, failure: Failure, blame: str) -> None:
+        """Logs that a call failed, at a limited rate, and no value: only the type of the error."""
+        principal = call.session.principal
+        skipped = self._log_limiter.acquire(principal)
+        if skipped is not None:
+            log_event(
+                "call_failed",
+                call=call.id,
+                function=call.name,
+                principal=principal or None,
+                error=f"{failure[0]}.{failure[1]}".removeprefix("builtins."),
+                blame=blame,
+                phase=call.phase or None,
+                seconds=round(time.monotonic() - call.started, 3) if call.started else None,
+                not_logged=skipped or None,
+            )
 
     def _too_late(self, run: Run) -> Reply:
         """The reply to a call whose client was notified of its cancellation before it was over."""
@@ -396,6 +435,14 @@ class _BuildJob:
         request = self._request()
         made = self.made = pipeline.oom_handler.retried_on_oom(lambda: self.source.make(request))
         pipeline.build_log.made(made.function or function, call.skeleton, made, call.emit)
+        log_event(
+            "built",
+            call=call.identify(),
+            function=function.name,
+            principal=call.session.principal or None,
+            verdict=made.verdict,
+            seconds=round(made.executable.costs.paid_s, 3),
+        )
         executable = pipeline.examine(made.executable)
         if made.function is not None:
             pipeline.executables.adopt(made.function, self.arguments, executable, self.make)
@@ -430,22 +477,6 @@ class _BuildJob:
             call.session.principal,
             call.session.counts,
         )
-
-
-def _error_reply(call: Call, error: BaseException, given_up: tuple[range, ...]) -> Reply:
-    """The reply to a call that failed; later calls that take its values fail for the same reason.
-
-    Args:
-        call: the request.
-        error: what was raised.
-        given_up: numbers of the leaves whose values the call has taken all the same.
-    """
-    failure = encode_failure(error, phase=call.phase)
-    if call.stay is None:
-        return (FAILED, failure), ()
-    if call.referenced_data is not None:
-        call.referenced_data.own.failures[call.stay.number] = failure
-    return (FAILED, failure, pack_leaf_spans(given_up)), ()
 
 
 def _placed_leaves(call: Call, plan: Plan, executable: Executable) -> list[Any]:

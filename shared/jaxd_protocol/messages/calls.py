@@ -99,10 +99,12 @@ class FailureOrigin(NamedTuple):
             is known, or it had effects.
         raised_in: the module whose `raise` or `assert` it was; empty when Python itself, or code
             in C, has raised it.
+        call: the id of the call, which stands in the server's log; empty where there was none.
     """
 
     phase: str = ""
     raised_in: str = ""
+    call: str = ""
 
 
 ORIGIN: Final = "_jaxd_origin"

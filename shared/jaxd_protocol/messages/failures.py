@@ -37,6 +37,7 @@ and blob of its attributes, or nothing; members the failures in a group; origin 
 _MAX_TEXT: Final = 1 << 20
 _MAX_CAUSES: Final = 8
 _MAX_MEMBERS: Final = 64
+_MAX_ID: Final = 32
 _JAX_PACKAGES: Final = frozenset({"jax", "jaxlib"})
 _CODE_METHODS: Final = frozenset({"__del__", "__new__", "__repr__", "__str__"})
 _NEEDS_INIT: Final = frozenset({"JaxRuntimeError"})
@@ -78,7 +79,9 @@ class ForwardedFailure(Exception):
         self.failure = failure
 
 
-def encode_failure(error: BaseException, links: int = _MAX_CAUSES, phase: str = "") -> Failure:
+def encode_failure(
+    error: BaseException, links: int = _MAX_CAUSES, phase: str = "", call: str = ""
+) -> Failure:
     """The exception as plain values: its whole traceback as text, the user's frames as data.
 
     Never raises, whatever code an exception of the user's runs when it is read: a client waits.
@@ -87,18 +90,19 @@ def encode_failure(error: BaseException, links: int = _MAX_CAUSES, phase: str = 
         error: the exception.
         links: how many of its causes are described as well.
         phase: that in which it was raised; see `FailureOrigin`.
+        call: the id of the call that it ends.
     """
     if isinstance(error, ForwardedFailure):
-        *described, (_, raised_in) = error.failure
-        return (*described, (phase, raised_in)) if phase else error.failure
+        *described, (_, raised_in, _) = error.failure
+        return (*described, (phase, raised_in, call)) if phase else error.failure
     try:
-        return _encoded(error, links, phase)
+        return _encoded(error, links, phase, call)
     except BaseException as broken:  # noqa: BLE001  see above
         kind, why = type(error).__qualname__, type(broken).__qualname__
-        return _encoded(RuntimeError(f"{kind}, which cannot be described: {why}"), 0)
+        return _encoded(RuntimeError(f"{kind}, which cannot be described: {why}"), 0, call=call)
 
 
-def _encoded(error: BaseException, links: int, phase: str = "") -> Failure:
+def _encoded(error: BaseException, links: int, phase: str = "", call: str = "") -> Failure:
     kind = type(error)
     return (
         kind.__module__,
@@ -112,7 +116,7 @@ def _encoded(error: BaseException, links: int, phase: str = "") -> Failure:
         tuple(_escape_surrogates(str(note)) for note in getattr(error, "__notes__", ())),
         _user_type(error),
         _group_members(error, links),
-        (phase, raising_module(error)),
+        (phase, raising_module(error), call),
     )
 
 
@@ -244,8 +248,10 @@ def _decoded(failure: Failure, own: FunctionContent | None, *, with_jax: bool) -
             error.__cause__ = before
         else:
             error.__context__ = before
-    phase, raised_in = origin
-    set_origin(error, FailureOrigin(str(phase), str(raised_in)))
+    phase, raised_in, call = origin
+    set_origin(error, FailureOrigin(str(phase), str(raised_in), str(call)))
+    if call:
+        vars(error).setdefault("call_id", str(call)[:_MAX_ID])
     if not frames and (type(error) is RemoteError or not isinstance(error, JaxdError)):
         error.add_note(
             f"\nRaised on the jaxd server:\n\n{text.rstrip()}" if with_jax else _LEFT_OUT

@@ -90,7 +90,7 @@ def travel(error: BaseException, own: tuple[type, ...] = OWN) -> BaseException:
     return decode_failure(message[2], ResultReader({("", cls.__qualname__): cls for cls in own}))
 
 
-NOTHING_MORE = (), (), (), (), (), ("", "")
+NOTHING_MORE = (), (), (), (), (), ("", "", "")
 """The end of a failure that says nothing but its type and message."""
 
 
