@@ -14,8 +14,8 @@ from jaxd.cli.commands import (
     doctor,
     functions,
     lifecycle,
+    logs,
     memory,
-    relay,
     run,
     status,
     token,
@@ -99,6 +99,7 @@ _GROUPS: dict[str, dict[str, Command | Forwarded]] = {
         "status": status,
         "functions": functions,
         "why": why,
+        "logs": logs,
         "values": memory.Values(),
         "devices": memory.Devices(),
         "doctor": doctor,
@@ -109,7 +110,7 @@ _GROUPS: dict[str, dict[str, Command | Forwarded]] = {
         "stop": lifecycle.Stop(),
         "restart": lifecycle.Restart(),
         "serve": Forwarded("run a server in the foreground", "jaxd_server"),
-        "relay": relay,
+        "relay": lifecycle.Relay(),
     },
     "cache and access": {
         "cache": Forwarded("list, check or remove what is kept on disk", "jaxd_server.cache"),
@@ -128,7 +129,7 @@ _COMMANDS: dict[str, Command | Forwarded] = {
 }
 
 _ALIASES = {"-h": "help", "--help": "help", "-V": "version", "--version": "version"}
-_QUERIES = {"status", "restart", "why", "functions", "values", "devices"}
+_QUERIES = {"status", "restart", "why", "functions", "values", "devices", "logs"}
 _WITH_PROGRAM = (["warm"], ["verify"])
 _FAILED, _NO_SERVER, _INTERRUPTED = 1, 3, 130
 
@@ -149,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         0 done, 1 failed, 3 no server runs (`status`, `restart`, `why`, `functions`, `values`,
-        `devices`),
+        `devices`, `logs`),
         130 after Ctrl-C; `warm --record` and `verify`: that of the program that it runs, and of
         `verify` 3 when it found a mismatch.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import stat
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
@@ -121,7 +122,7 @@ class Host:
             "listen": [str(one.address) for one in self._listeners],
             "lost": self._losses,
             **self._workers.describe(),
-            "log": self._log_file(),
+            "log": _stderr_file(),
         }
 
     def _log_file(self) -> str | None:
@@ -216,6 +217,16 @@ class Host:
                 self._workers.stop()
                 return
             await asyncio.sleep(max(limit_s - idle_s, _MIN_SLEEP_S))
+
+
+def _stderr_file() -> str | None:
+    """The file that stderr goes to; None when it is none, such as a terminal or a pipe."""
+    try:
+        path = os.readlink("/proc/self/fd/2")
+        is_file = stat.S_ISREG(os.fstat(2).st_mode)
+        return path if is_file and os.path.samestat(os.fstat(2), os.stat(path)) else None
+    except OSError:
+        return None
 
 
 _MAX_REQUEST_BYTES = 1 << 16

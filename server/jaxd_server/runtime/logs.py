@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
+from jaxd_protocol.base.terminal import one_word
 from jaxd_server.runtime.log_events import EVENTS
 
 _logger = logging.getLogger("jaxd")
@@ -85,7 +86,7 @@ class _TextLines(_Lines):
     def format(self, record: logging.LogRecord) -> str:
         head = f"{_timestamp(record)} {record.levelname:<7} {self._process:<6}"
         fields = {**self._whose, **getattr(record, "fields", {})}
-        words = [head, record.getMessage(), *(f"{k}={_readable(v)}" for k, v in fields.items())]
+        words = [head, record.getMessage(), *(f"{k}={one_word(v)}" for k, v in fields.items())]
         line = " ".join(words)
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
@@ -96,14 +97,6 @@ def _timestamp(record: logging.LogRecord) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + (
         f".{int(record.msecs):03d}Z"
     )
-
-
-def _readable(value: Any) -> str:
-    """`value` as one word: quoted if it has a space or a line end."""
-    if not isinstance(value, str):
-        return json.dumps(value, default=str)
-    is_word = value.isprintable() and not set(value) & {" ", '"', "="}
-    return value if value and is_word else json.dumps(value)
 
 
 def replace_file(path: str, text: str) -> None:

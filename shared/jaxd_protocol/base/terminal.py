@@ -118,6 +118,14 @@ def size(count: float) -> str:
     return f"{count:.3g} TB"
 
 
+def one_word(value: Any) -> str:
+    """A JSON value as one word for people: quoted if it has a space or a line end."""
+    if not isinstance(value, str):
+        return json.dumps(value, default=str)
+    is_word = value.isprintable() and not set(value) & {" ", '"', "="}
+    return value if value and is_word else json.dumps(value)
+
+
 def table(rows: Sequence[Sequence[str]]) -> str:
     """Columns as wide as they have to be; the first row is the heading."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

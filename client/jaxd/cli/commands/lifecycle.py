@@ -1,4 +1,4 @@
-"""`jaxd start`, `jaxd stop` and `jaxd restart`: when a server of this machine runs."""
+"""`jaxd start`, `stop`, `restart` and `relay`: a server of this machine, and the way to it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from jaxd.cli.query import (
     print_report,
     server_address,
 )
+from jaxd.connection import ssh_relay
 from jaxd.connection.control_client import send_request, stop_and_wait
-from jaxd.connection.discovery import require_server_extra
+from jaxd.connection.discovery import find_server, require_server_extra
 from jaxd.connection.local_server import start_background
 from jaxd.connection.settings import Settings
 from jaxd_protocol.base.terminal import duration
@@ -172,3 +173,30 @@ class Restart:
 def _ready_text(row: ServerReport) -> str:
     whose = f" of {row['principal']}" if "principal" in row else ""
     return f"worker {row['epoch']}{whose} is ready after {duration(row['seconds'])}"
+
+
+class Relay:
+    """`jaxd relay`: joins stdin and stdout with a server of this machine."""
+
+    SUMMARY = "join stdin and stdout with a server here, for ssh:// addresses"
+    EXAMPLE = 'command="sudo -u jaxd jaxd relay" ssh-ed25519 …   (in ~/.ssh/authorized_keys)'
+
+    configure = staticmethod(add_server_option)
+
+    @staticmethod
+    def run(arguments: argparse.Namespace) -> int:
+        """Returns when one end has closed: 0; 1 when no server answers.
+
+        The local server is started when it does not run, as by a first call.
+
+        Raises:
+            ConfigurationError: when the server has no Unix socket.
+            NoServer: when none runs and none can be started.
+        """
+        address = find_server(Settings.resolve(server=arguments.server))
+        if address.kind != "unix":
+            raise ConfigurationError(
+                f"{address} is no Unix socket. Name one with --server unix:///path, or unset "
+                "JAXD_SERVER."
+            )
+        return ssh_relay.relay_stdio(address.path, "" if address.uid is None else str(address.uid))
