@@ -58,6 +58,8 @@ def two(live: LiveServer) -> Iterator[Two]:
     ):
         mark = recipe_mark(owner.caller)
         alice.persistent_call(alices_own_secret_step)(X)
+        for number in (1.0, np.float32(1)):  # two programs, of which one is needless
+            alice.persistent_call(alices_own_secret_step)(number)
         alice.persistent_call(common_step)(X)
         alice.put(np.zeros(1000), name="alices-values")
         bob.persistent_call(common_step)(X)
@@ -72,16 +74,20 @@ def everything(client: Client, verb: str, *args: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("verb", "args"), [("functions", ()), ("recent", (100,)), ("statistics", ()), ("values", ())]
+    ("verb", "args"),
+    [("functions", ()), ("recent", (100,)), ("report", ()), ("statistics", ()), ("values", ())],
 )
 def test_nothing_of_alice_is_shown_to_bob(two: Two, verb: str, args: tuple[Any, ...]) -> None:
     """Not her functions, their arguments, her values or her name; her own are shown to her."""
     told = everything(two.bob, verb, *args)
     assert "alices" not in told
-    if verb in ("functions", "recent"):
+    if verb in ("functions", "recent", "report"):
         assert "common_step" in everything(two.bob, "functions")
         for who in (two.alice, two.owner):
             assert "alices_own_secret_step" in everything(who, verb, *args)
+    if verb == "report":
+        assert "account:bob" in told
+        assert "account:alice" in everything(two.owner, verb)
     if verb == "values":
         assert "alices-values" in everything(two.alice, verb)
     if verb == "statistics":

@@ -193,7 +193,8 @@ def test_values_and_functions_of_one_are_not_there_for_another(house: House) -> 
     house.alice.put(X, name="alices-values")
     with pytest.raises(errors.JaxdError, match="alices-values"):
         house.bob.named("alices-values")
-    for verb, args in (("functions", ()), ("recent", (100,)), ("statistics", ()), ("values", ())):
+    verbs = {"functions": (), "recent": (100,), "report": (), "statistics": (), "values": ()}
+    for verb, args in verbs.items():
         told = json.dumps(house.bob.caller.session.ask(verb, *args))
         assert "alices" not in told
         assert "account:alice" not in told

@@ -16,6 +16,7 @@ from jaxd.cli.commands import (
     lifecycle,
     logs,
     memory,
+    report,
     run,
     status,
     token,
@@ -99,6 +100,7 @@ _GROUPS: dict[str, dict[str, Command | Forwarded]] = {
         "status": status,
         "functions": functions,
         "why": why,
+        "report": report,
         "logs": logs,
         "values": memory.Values(),
         "devices": memory.Devices(),
@@ -129,7 +131,7 @@ _COMMANDS: dict[str, Command | Forwarded] = {
 }
 
 _ALIASES = {"-h": "help", "--help": "help", "-V": "version", "--version": "version"}
-_QUERIES = {"status", "restart", "why", "functions", "values", "devices", "logs"}
+_QUERIES = {"status", "restart", "why", "report", "functions", "values", "devices", "logs"}
 _WITH_PROGRAM = (["warm"], ["verify"])
 _FAILED, _NO_SERVER, _INTERRUPTED = 1, 3, 130
 
@@ -140,6 +142,7 @@ examples:
   jaxd doctor           check whether all is well
   jaxd status --json    what the server has compiled and answered
   jaxd why --recent     what was compiled last, and why
+  jaxd report           what was saved, and what was compiled needlessly
   jaxd warm warm.lock   build ahead what was recorded
   jaxd serve --help     listen elsewhere, with a token
 """
@@ -150,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         0 done, 1 failed, 3 no server runs (`status`, `restart`, `why`, `functions`, `values`,
-        `devices`, `logs`),
+        `devices`, `logs`, `report`),
         130 after Ctrl-C; `warm --record` and `verify`: that of the program that it runs, and of
         `verify` 3 when it found a mismatch.
 

@@ -112,6 +112,11 @@ class Store:
         self._writer = Writer(self._write, self._unlink, self._tidy, troubles)
 
     @property
+    def root(self) -> str:
+        """The absolute path of the cache folder, which has those of other targets as well."""
+        return os.path.dirname(os.path.dirname(self.folder))
+
+    @property
     def folder(self) -> str:
         """The absolute path of this target's folder."""
         return self._directory.folder

@@ -20,6 +20,7 @@ from jaxd_protocol.messages.calls import FAILED, OK
 from jaxd_protocol.messages.data_locations import pack_leaf_spans
 from jaxd_protocol.messages.failures import Failure, encode_failure
 from jaxd_protocol.messages.recipes import RecordedCall
+from jaxd_protocol.messages.report import Use
 from jaxd_protocol.pytree import Layout
 from jaxd_server.codec.arguments import Arguments, build_arguments, donated_leaves, leaves_of
 from jaxd_server.compilation.compiling.build_request import BuildRequest
@@ -40,7 +41,7 @@ from jaxd_server.execution.memory_room import OutOfMemoryHandler
 from jaxd_server.execution.run import BrokenProgram, Executor, Run
 from jaxd_server.jax_compat.devices import Devices
 from jaxd_server.jax_compat.placement import placed, places_of
-from jaxd_server.runtime.counters import Counters
+from jaxd_server.runtime.counters import Counters, UseTable
 from jaxd_server.runtime.events import SILENT, Emit, OutputOnce
 from jaxd_server.runtime.imported_packages import Change, Dependencies
 from jaxd_server.runtime.limits import RateLimiter
@@ -73,6 +74,7 @@ class Pipeline:
     Attributes:
         build_log: what was built, and why.
         program_cache: what is kept on disk; None where nothing is.
+        uses: what was saved for whom, and spent.
         oom_handler: what is done when the device has no room.
         crash_guard: which calls are run alone, or not at all.
     """
@@ -94,6 +96,7 @@ class Pipeline:
         self.counters = counters
         self.program_cache = program_cache
         self.build_log = BuildLog(program_cache)
+        self.uses = UseTable(None if program_cache is None else f"{program_cache.store.root}/use")
         self._source = source
         self.oom_handler = oom_handler
         self._packages = packages
@@ -382,9 +385,13 @@ class Pipeline:
             session.use.loaded += 1
         else:
             session.use.compiled += 1
+            use = Use(compiled=1, built_s=executable.costs.paid_s)
+            self.uses.add(session.principal, executable.name, use)
             return
         session.use.saved_s += saved
         executable.saved_s += saved
+        use = Use(found=made is None, loaded=made is not None, saved_s=saved)
+        self.uses.add(session.principal, executable.name, use)
         self.counters.add(session.counts, saved_s=saved)
 
     def _report(self, executable: Executable, made: BuildResult | None) -> Reply:

@@ -1,16 +1,24 @@
-"""Counters of the whole worker, and of each principal that may only see its own."""
+"""Counters of the whole worker, and of each principal that may only see its own.
+
+And what was saved and spent by principal and function, which outlives the worker.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import json
+import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import astuple, dataclass
+from typing import Final, NamedTuple
 
+from jaxd_protocol.messages.report import Use
 from jaxd_protocol.wire import BulkChannel
+from jaxd_server.runtime.logs import log_event, replace_file
 
 
 @dataclass(slots=True)
@@ -147,6 +155,128 @@ class Counters:
         with self._lock:
             found = {name: getattr(counts, name) for name in Counts.__slots__}
         return {**found, "uptime_s": round(time.monotonic() - self._started, 3)}
+
+
+_USE_FILE: Final = "use.json"
+_USE_FORMAT: Final = 1
+_MAX_USES: Final = 5000
+_DAMAGED: Final = (ValueError, TypeError, AttributeError, LookupError)
+
+
+class UsesSince(NamedTuple):
+    """Counts of use.
+
+    Attributes:
+        since: when counting began, as `time.time()`.
+        uses: by principal and function.
+    """
+
+    since: float
+    uses: dict[tuple[str, str], Use]
+
+
+class UseTable:
+    """What each principal was spared and what was built for it, by function. Thread-safe.
+
+    Several workers may have the same folder: each adds to the file there what it has counted.
+
+    Args:
+        folder: where the counts outlive this process; made when it is needed. None: nowhere.
+    """
+
+    def __init__(self, folder: str | None = None) -> None:
+        self._folder = folder
+        self._started = self._since = time.time()
+        self._here: dict[tuple[str, str], Use] = {}
+        self._new: dict[tuple[str, str], Use] = {}
+        self._revoked: set[str] = set()
+        self._lock = threading.Lock()  # guards _here, _new and _revoked
+        self._writing = threading.Lock()  # held by the thread that reads and writes the file
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the counts outlive this process."""
+        return self._folder is not None
+
+    def add(self, principal: str, function: str, use: Use) -> None:
+        """Adds to what there is."""
+        name = principal, function
+        with self._lock:
+            for uses in (self._here, self._new):
+                uses[name] = uses.get(name, Use()) + use
+
+    def forget(self, principal: str) -> None:
+        """Drops the counts of a principal, whose next holder may be another person."""
+        with self._lock:
+            self._here = {name: use for name, use in self._here.items() if name[0] != principal}
+            self._new = {name: use for name, use in self._new.items() if name[0] != principal}
+            self._revoked.add(principal)
+        self.flush()
+
+    def of(self, principal: str) -> UsesSince:
+        """The counts of a principal in this process alone.
+
+        Before it, the same name may have been another person's.
+        """
+        with self._lock:
+            own = {name: use for name, use in self._here.items() if name[0] == principal}
+        return UsesSince(self._started, own)
+
+    def flush(self) -> UsesSince:
+        """Adds what is new to the file; returns all that is there then.
+
+        Not for a thread that others wait for.
+        """
+        with self._writing:
+            with self._lock:
+                if self._folder is None:
+                    return UsesSince(self._started, dict(self._here))
+                new, revoked = self._new, self._revoked
+                self._new, self._revoked = {}, set()
+            try:
+                return self._kept(self._folder, new, revoked)
+            except OSError as error:
+                log_event("use_not_kept", reason=str(error))
+                self._folder = None
+        return self.flush()
+
+    def _kept(self, folder: str, new: dict[tuple[str, str], Use], revoked: set[str]) -> UsesSince:
+        """What the file has once this was added; other processes do the same one by one."""
+        os.makedirs(folder, 0o700, exist_ok=True)
+        path, descriptor = f"{folder}/{_USE_FILE}", os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            self._since, found = _read_uses(path, self._since)
+            found = {name: use for name, use in found.items() if name[0] not in revoked}
+            for name, use in new.items():
+                found[name] = found.get(name, Use()) + use
+            if new or revoked:
+                replace_file(path, _uses_text(self._since, found))
+            return UsesSince(self._since, found)
+        finally:
+            os.close(descriptor)  # and the lock with it
+
+
+def _read_uses(path: str, now: float) -> UsesSince:
+    """What a file has; nothing where there is none, or none that can be read."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = json.load(file)
+        if content["format"] != _USE_FORMAT:
+            return UsesSince(now, {})
+        rows = {
+            (str(principal), str(function)): Use(int(a), int(b), int(c), float(d), float(e))
+            for principal, function, a, b, c, d, e in content["rows"]
+        }
+        return UsesSince(float(content["since"]), rows)
+    except (FileNotFoundError, *_DAMAGED):
+        return UsesSince(now, {})
+
+
+def _uses_text(since: float, uses: Mapping[tuple[str, str], Use]) -> str:
+    ordered = sorted(uses.items(), key=lambda item: -item[1].saved_s - item[1].built_s)
+    rows = [(*name, *astuple(use)) for name, use in ordered[:_MAX_USES]]
+    return json.dumps({"format": _USE_FORMAT, "since": since, "rows": rows})
 
 
 _REVOKED: Final = "-"

@@ -316,6 +316,11 @@ EVENTS: Final[dict[str, Event]] = {
         "No client finds the server any more: it ends when nobody is connected.",
         ("reason",),
     ),
+    "use_not_kept": Event(
+        "warning",
+        "What was saved for whom cannot be written: it is counted in memory.",
+        ("reason",),
+    ),
     "values_limited": Event(
         "warning",
         "Arrays took the machine's memory and ended a worker: the next one takes fewer.",

@@ -42,6 +42,7 @@ Each line is an rpyc request to the peer's root; `[…]` is sent as buffers besi
       devices() → JSON                        the devices, and that of this session
       recent(count) → JSON                    the last builds, and why each was made
       functions() → JSON {functions, totals}  known functions, what they cost and have saved
+      report() → JSON                         a `Report`: what was saved, and for whom
       recipes("") → (JSON {mark},)            a mark; later, with that mark:
       recipes(mark) → (JSON {mark, left_out}, recipe…) [codes and pickles]
                                               the calls since the mark, see `recipes`

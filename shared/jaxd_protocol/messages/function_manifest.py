@@ -194,6 +194,11 @@ class FunctionDescriptor(NamedTuple):
         """The last part of the name."""
         return self.name.rpartition(".")[2]
 
+    @property
+    def where(self) -> str:
+        """File and line of the function itself, its first part; empty where that is unknown."""
+        return self.parts[0].where if self.parts else ""
+
     def to_message(self) -> tuple[Any, ...]:
         """Plain values for the wire."""
         parts = tuple(tuple(part) for part in self.parts)

@@ -245,13 +245,15 @@ def test_purge_removes_all_that_jaxd_keeps(
     store: Store, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And the folder; first, `--dry-run` says how large each part is, and removes nothing."""
-    for file in ("eager/jit_f-0a-cache", "quarantine/0123456789abcdef.json", f"{OLD}/target.json"):
+    named = ("eager/jit_f-0a-cache", "quarantine/0123456789abcdef.json", "use/use.json")
+    for file in (*named, f"{OLD}/target.json"):
         (root / file).parent.mkdir(parents=True)
         (root / file).write_bytes(b"x" * 5000)
     assert main(["purge", "--dry-run"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert rows[0][:2] == ["would", "remove"]
-    assert [row[0] for row in rows[1:]] == ["CACHEDIR.TAG", "eager", "quarantine", "v1", "v2"]
+    parts = ["CACHEDIR.TAG", "eager", "quarantine", "use", "v1", "v2"]
+    assert [row[0] for row in rows[1:]] == parts
     assert rows[2] == ["eager", "1", "files", "8.19", "kB"]
     files = [path for path in root.rglob("*") if path.is_file()]
     assert main(["purge"]) == 0

@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from jaxd_protocol.messages.report import Use
 from jaxd_protocol.wire import BulkChannel, BulkStream
-from jaxd_server.runtime.counters import Counters, Counts, Traffic
-from tests.server.staging import at_once
+from jaxd_server.runtime import counters
+from jaxd_server.runtime.counters import Counters, Counts, Traffic, UseTable
+from tests.server.staging import at_once, logged_by
 
 
 def test_a_new_server_has_counted_nothing() -> None:
@@ -178,3 +181,74 @@ def test_whoever_gets_a_name_again_begins_at_nothing(
     traffic.remove(ends[1])
     assert traffic.totals("alice") == {"bytes_received": 0, "bytes_sent": 0}
     assert traffic.totals()["bytes_sent"] > sums["bytes_sent"]
+
+
+# what was saved and spent -------------------------------------------------------------------------
+
+ONE = Use(found=1, loaded=2, compiled=3, saved_s=0.5, built_s=0.25)
+
+
+def test_uses_are_added_to_what_other_processes_have_kept(tmp_path: Path) -> None:
+    """Two workers at a time lose nothing, and counting began with the first of all."""
+    first, second = (UseTable(str(tmp_path / "use")) for _ in range(2))
+    first.add("me", "f", ONE)
+    since = first.flush().since
+    second.add("me", "f", ONE)
+    second.add("you", "g", ONE)
+    first.add("me", "f", ONE)
+    first.flush()
+    found = second.flush()
+    assert found == (since, {("me", "f"): ONE + ONE + ONE, ("you", "g"): ONE})
+    assert UseTable(str(tmp_path / "use")).flush() == found
+    assert second.flush() == found, "nothing is added twice"
+
+
+def test_a_principal_is_shown_what_was_counted_here(tmp_path: Path) -> None:
+    """Not what is kept: the name may have been another person's."""
+    before = UseTable(str(tmp_path))
+    before.add("account:a", "secret", ONE)
+    before.flush()
+    table = UseTable(str(tmp_path))
+    table.add("account:a", "f", ONE)
+    table.add("account:b", "f", ONE)
+    assert table.of("account:a").uses == {("account:a", "f"): ONE}
+    table.flush()
+    assert table.of("account:a").uses == {("account:a", "f"): ONE}
+
+
+def test_uses_of_a_revoked_account_are_dropped(tmp_path: Path) -> None:
+    """Here and on disk; those of others stay."""
+    table = UseTable(str(tmp_path))
+    for name in ("a", "b"):
+        table.add(name, "f", ONE)
+    table.flush()
+    table.add("a", "g", ONE)
+    table.forget("a")
+    assert table.of("a").uses == {}
+    assert UseTable(str(tmp_path)).flush().uses == {("b", "f"): ONE}
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"format": 9}', '{"format": 1, "since": 0, "rows": [1]}', "\xff"]
+)
+def test_a_damaged_file_counts_as_none(tmp_path: Path, content: str) -> None:
+    """And is replaced."""
+    (tmp_path / "use.json").write_text(content, encoding="latin-1")
+    table = UseTable(str(tmp_path))
+    table.add("me", "f", ONE)
+    assert table.flush().uses == {("me", "f"): ONE}
+    assert UseTable(str(tmp_path)).flush().uses == {("me", "f"): ONE}
+
+
+def test_what_cannot_be_written_is_counted_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one line in the log."""
+    lines = logged_by(counters, monkeypatch)
+    (tmp_path / "use").write_text("is no folder")
+    table = UseTable(str(tmp_path / "use"))
+    for count in (1, 2):
+        table.add("me", "f", Use(found=1))
+        assert table.flush().uses == {("me", "f"): Use(found=count)}
+    assert not table.is_kept
+    assert [event for event, _ in lines] == ["use_not_kept"]

@@ -11,7 +11,7 @@ from typing import Any, Final
 from jaxd_protocol.jax_objects.program_bytes import Serialized
 from jaxd_server.jax_compat.lowered import VERSIONS
 from jaxd_server.jax_compat.programs import Flat, device_bytes, direct, run_bytes
-from jaxd_server.runtime.threads.single_flight import SingleFlight
+from jaxd_server.runtime.threads.executors import SingleFlight
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)

@@ -18,7 +18,7 @@ from jaxd_protocol.pickling.unpack.archives import forget_archive
 from jaxd_server.compilation.functions.function import Described, Function
 from jaxd_server.compilation.functions.package_skew import compare, refuse_missing
 from jaxd_server.compilation.functions.receive import UnpackedFunction, receive_function
-from jaxd_server.runtime.threads.single_flight import SingleFlight
+from jaxd_server.runtime.threads.executors import SingleFlight
 from jaxd_server.user_code.client_process import ProcessReads, reading
 
 _MAX_READ_SETS: Final = 10_000

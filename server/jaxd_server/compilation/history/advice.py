@@ -20,6 +20,7 @@ MANY_SHAPES: Final = 8
 LARGE_BYTES: Final = 1 << 20
 
 _NUMBER: Final = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+|inf|nan)(e[-+]?\d+)?j?")
+_SCALAR: Final = re.compile(r"(float|int|complex)(?:(\d+)\[\])?( \(weak\))?")
 _ARRAY: Final = re.compile(r"(\w+)\[([\d,]*)\]")
 
 
@@ -39,6 +40,68 @@ class Advice(NamedTuple):
     text: str
 
 
+class NeedlessBuilds(NamedTuple):
+    """Programs of one function that need not have been made.
+
+    Attributes:
+        advice: what to do.
+        programs: how many.
+        seconds: what the cheapest so many of them took.
+    """
+
+    advice: Advice
+    programs: int
+    seconds: float
+
+
+def needless_builds(
+    record: KeyHistory, versions: Sequence[KeyHistory] = ()
+) -> Iterator[NeedlessBuilds]:
+    """What was built for no good reason, with what that took.
+
+    Args:
+        record: what was built under one key.
+        versions: as for `advice_for`; none, where those of another key of that name are looked at.
+    """
+    own = [built.seconds for built in record.built]
+    forms = {**_forms_by_path(record, "leaf"), **_forms_by_path(record, "static")}
+    for advice in (*_many_shapes(record), *_many_static_values(record)):
+        count = len(forms[advice.subject.removeprefix("argument ")]) - 1
+        yield NeedlessBuilds(advice, count, _cheapest(own, count))
+    for advice, count in _weak_types(record):
+        yield NeedlessBuilds(advice, count, _cheapest(own, count))
+    seconds = [version.built[0].seconds for version in versions]
+    for advice, values in _many_values(record.description, versions):
+        yield NeedlessBuilds(advice, values - 1, _cheapest(seconds, values - 1))
+
+
+def _cheapest(seconds: Sequence[float], count: int) -> float:
+    return sum(sorted(seconds)[:count])
+
+
+def _weak_types(record: KeyHistory) -> Iterator[tuple[Advice, int]]:
+    """For an argument that is a number of Python's in one call and an array in another."""
+    name = record.description.short_name
+    for path, forms in _forms_by_path(record, "leaf").items():
+        found: dict[str, set[bool]] = {}
+        for kind, is_weak in filter(None, map(_scalar, forms)):
+            found.setdefault(kind, set()).add(is_weak)
+        count = sum(len(each) > 1 for each in found.values())
+        if count:
+            text = (
+                f"{name} has been compiled for argument {path} as a number of Python's, whose "
+                "dtype gives way to that of others, and as an array of its own dtype: pass "
+                "always the same, such as numpy.float32(x), then one program serves both."
+            )
+            yield Advice("weak", record.description.name, f"argument {path}", text), count
+
+
+def _scalar(form: ArgumentShape) -> tuple[str, bool] | None:
+    """What kind of number a scalar is, and whether its dtype is weak; None: it is none."""
+    match = _SCALAR.fullmatch(form.text)
+    return None if match is None else (match[1], match[3] is not None or match[2] is None)
+
+
 def advice_for(record: KeyHistory, versions: Sequence[KeyHistory]) -> list[Advice]:
     """The advice about a function.
 
@@ -47,15 +110,17 @@ def advice_for(record: KeyHistory, versions: Sequence[KeyHistory]) -> list[Advic
         versions: the records of functions with its name, itself included.
     """
     return [
-        *_many_values(record.description, versions),
+        *(advice for advice, _ in _many_values(record.description, versions)),
         *_many_shapes(record),
         *_many_static_values(record),
         *_large_arrays(record.description),
     ]
 
 
-def _many_values(described: FunctionDescriptor, versions: Sequence[KeyHistory]) -> Iterator[Advice]:
-    """For a number that is all that differs between many keys."""
+def _many_values(
+    described: FunctionDescriptor, versions: Sequence[KeyHistory]
+) -> Iterator[tuple[Advice, int]]:
+    """For a number that is all that differs between many keys, with how many values it had."""
     values: dict[str, set[str]] = {}
     differences = (key_differences(version.description, described) for version in versions)
     for one in (found[0] for found in differences if len(found) == 1):
@@ -63,14 +128,12 @@ def _many_values(described: FunctionDescriptor, versions: Sequence[KeyHistory]) 
             values.setdefault(one.name, {one.after}).add(one.before)
     for name, seen in values.items():
         if len(seen) >= MANY_VALUES:
-            yield Advice(
-                "scalar",
-                described.name,
-                name,
+            text = (
                 f"{name} has had {len(seen)} values in {len(seen)} keys of "
                 f"{described.short_name}, each compiled anew: pass it as an argument, then one "
-                "program serves all.",
+                "program serves all."
             )
+            yield Advice("scalar", described.name, name, text), len(seen)
 
 
 def _many_shapes(record: KeyHistory) -> Iterator[Advice]:
@@ -85,7 +148,8 @@ def _many_shapes(record: KeyHistory) -> Iterator[Advice]:
                 f"argument {path}",
                 f"{name} has been compiled for {len(shapes)} shapes of argument {path} "
                 f"({', '.join(shapes[:2])}, …): pad it to a few sizes, such as powers of two, and "
-                "mask the rest, or collect inputs of one size; each new shape is a new program.",
+                "mask the rest, which `bucket=` does, or collect inputs of one size; each new "
+                "shape is a new program.",
             )
 
 

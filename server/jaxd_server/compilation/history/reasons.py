@@ -137,8 +137,8 @@ def _is_like(one: FunctionDescriptor, other: FunctionDescriptor) -> bool:
 
 
 def _file(description: FunctionDescriptor) -> str:
-    """Where the function itself stands: it is the first part of its fingerprint."""
-    return description.parts[0].where.rpartition(":")[0]
+    """Where the function itself stands."""
+    return description.where.rpartition(":")[0]
 
 
 def _renamed(records: Records, description: FunctionDescriptor) -> list[KeyHistory]:

@@ -403,12 +403,14 @@ class WorkerComponents:
 
     def flush(self) -> None:
         """Writes all pending records to disk."""
+        self.pipeline.uses.flush()
         if self._program_cache is not None:
             self._program_cache.flush()
 
     def _mark_used(self) -> None:
         """Records on disk which programs are in use; about once a minute."""
         since, self._marked_at = self._marked_at, time.monotonic()
+        self.pipeline.uses.flush()
         if self._program_cache is not None:
             self._program_cache.mark_used(self.pipeline.executables.all(), since)
 
@@ -446,4 +448,5 @@ class WorkerComponents:
         self.values.forget(principal)
         self.pipeline.build_log.known_functions.forget(principal)
         self._counters.forget(principal)
+        self.pipeline.uses.forget(principal)
         self._worker_context.traffic.forget(principal)

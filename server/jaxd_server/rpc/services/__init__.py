@@ -27,6 +27,7 @@ SERVICE_VERBS: Final[Mapping[str, tuple[_Types, ...]]] = {
     "forget": ((bytes,),),
     "why": ((bytes, bytes, tuple), (bytes, type(None), tuple)),
     "recent": ((int,),),
+    "report": ((),),
     "stages": ((bytes, bytes, str, str, bool),),
     "program": ((bytes, bytes, int),),
 }

@@ -1,4 +1,4 @@
-"""Answers `functions`, `recipes`, `forget`, `why` and `recent`, which administrators ask for.
+"""Answers `functions`, `report`, `recipes`, `forget`, `why` and `recent`, for administrators.
 
 All of them read files or build something, so they are not for a thread that others wait for.
 """
@@ -12,7 +12,7 @@ from jaxd_protocol.jit.options import function_key
 from jaxd_protocol.messages.recipes import dump_recipes
 from jaxd_server.execution.call import Reply
 from jaxd_server.execution.pipeline import Pipeline
-from jaxd_server.rpc.services.inventory import inventory
+from jaxd_server.rpc.services.inventory import inventory, report
 from jaxd_server.rpc.services.recipes import Recorder
 from jaxd_server.rpc.services.why import why
 
@@ -32,7 +32,7 @@ class AdminService:
         """Answers a request; those about builds also while the server drains.
 
         Args:
-            verb: `functions`, `recipes`, `forget`, `why` or `recent`.
+            verb: `functions`, `report`, `recipes`, `forget`, `why` or `recent`.
             args: see `jaxd_protocol.messages.calls`.
             principal: of the client, which may not see everything.
 
@@ -49,6 +49,8 @@ class AdminService:
         with self._pipeline.operation(f"({verb})"):
             if verb == "functions":
                 return json.dumps(inventory(self._pipeline, principal)), ()
+            if verb == "report":
+                return json.dumps(report(self._pipeline, principal).to_dict()), ()
             return (self._recipes if verb == "recipes" else self._forget)(principal, *args)
 
     def _recipes(self, principal: str, mark: str) -> Reply:

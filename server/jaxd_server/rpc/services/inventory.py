@@ -5,16 +5,25 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.explain.argument_shapes import argument_shapes
+from jaxd_protocol.explain.key_differences import summarize
+from jaxd_protocol.messages.report import NamedUse, Needless, Report, Use
 from jaxd_server.cache.disk_usage import Entry, entries
 from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.disk_cache.programs import ProgramCache
 from jaxd_server.compilation.disk_cache.records import CallRecord
+from jaxd_server.compilation.history.advice import needless_builds
+from jaxd_server.compilation.history.build_history import Records
+from jaxd_server.compilation.history.build_log import BuildLogEntry
+from jaxd_server.compilation.history.reasons import versions_of
 from jaxd_server.execution.pipeline import Pipeline
+
+_CODE: Final = frozenset({"function", "class"})
+_MOST_RECENT: Final = 200
 
 Row = dict[str, Any]
 Files = Mapping[tuple[str, str], Entry]
@@ -149,3 +158,72 @@ def _totals(
         "device_bytes": sum(program.device_bytes for program in programs),
         "disk_bytes": sum(entry.bytes for entry in files.values()),
     }
+
+
+# what was saved and spent -------------------------------------------------------------------------
+
+
+def report(pipeline: Pipeline, principal: str = "") -> Report:
+    """The answer to `report`: what was saved, for whom, and what need not have been built.
+
+    A principal is shown its own use, and of functions that it may see.
+
+    Reads and writes files; not for a thread that others wait for.
+    """
+    known = pipeline.build_log.known_functions
+    is_owner = known.is_owner(principal)
+    since, uses = pipeline.uses.flush() if is_owner else pipeline.uses.of(principal)
+    records = pipeline.build_log.build_history.records(known.visibility(principal))
+    places = {each.description.name: each.description.where for each in records.values()}
+    whose, functions = _summed(uses, 0), _summed(uses, 1)
+    return Report(
+        since,
+        is_owner and pipeline.uses.is_kept,
+        sum(uses.values(), Use()),
+        tuple(NamedUse(name, use) for name, use in whose),
+        tuple(NamedUse(name, use, places.get(name, "")) for name, use in functions),
+        tuple(sorted(_needless(records, pipeline, principal), key=lambda one: -one.seconds)),
+    )
+
+
+def _summed(uses: Mapping[tuple[str, str], Use], by: int) -> list[tuple[str, Use]]:
+    """The sums by one part of the names, most saved first."""
+    found: dict[str, Use] = {}
+    for name, use in uses.items():
+        found[name[by]] = found.get(name[by], Use()) + use
+    return sorted(found.items(), key=lambda item: (-item[1].saved_s, -item[1].built_s, item[0]))
+
+
+def _needless(records: Records, pipeline: Pipeline, principal: str) -> Iterator[Needless]:
+    """Each needless kind of builds once, with the most that any key of the function has of it."""
+    found: dict[tuple[str, ...], Needless] = {}
+    names: set[str] = set()
+    for record in reversed(records.values()):
+        described = record.description
+        versions = versions_of(records, described) if described.short_name not in names else ()
+        names.add(described.short_name)
+        for advice, programs, seconds in needless_builds(record, versions):
+            kind, function, subject, text = advice
+            one = Needless(kind, function, described.where, subject, programs, seconds, text)
+            most = found.get(advice[:3])
+            found[advice[:3]] = one if most is None or most.programs < programs else most
+    yield from found.values()
+    yield from _unchanged(pipeline.build_log.recent(_MOST_RECENT, principal))
+
+
+def _unchanged(entries: Sequence[BuildLogEntry]) -> Iterator[Needless]:
+    """The edits, among the last builds, that have left the program as it was."""
+    edits: dict[str, list[BuildLogEntry]] = {}
+    for entry in entries:
+        kinds = {difference.kind for difference in entry.reason.differences}
+        if entry.verdict == "compile" and not entry.was_compiled and kinds & _CODE:
+            edits.setdefault(entry.function, []).append(entry)
+    for function, made in edits.items():
+        changes = [one for one in made[0].reason.differences if one.kind in _CODE]
+        text = (
+            f"{function} was traced again after {len(made)} changes of its code that left the "
+            f"program as it was, the last one: {summarize(changes)}. Nothing is wrong with that; "
+            "where it happens often, move out of the function what does not count for its result."
+        )
+        seconds = sum(one.seconds for one in made)
+        yield Needless("unchanged", function, changes[0].where, "code", len(made), seconds, text)

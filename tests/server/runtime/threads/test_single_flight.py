@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from jaxd_protocol.errors import ConnectionLost, JaxdError, ProtocolError
-from jaxd_server.runtime.threads.single_flight import SingleFlight
+from jaxd_server.runtime.threads.executors import SingleFlight
 from tests.server.staging import PATIENCE_S, at_once, join, start, until, waiting
 
 
