@@ -222,8 +222,13 @@ class UseTable:
             own = {name: use for name, use in self._here.items() if name[0] == principal}
         return UsesSince(self._started, own)
 
-    def flush(self) -> UsesSince:
-        """Adds what is new to the file; returns all that is there then.
+    def flush(self) -> None:
+        """Adds what is new to the file."""
+        if self._new or self._revoked:
+            self.all()
+
+    def all(self) -> UsesSince:
+        """What the file has, once what is new was added; without one, what was counted here.
 
         Not for a thread that others wait for.
         """
@@ -238,7 +243,7 @@ class UseTable:
             except OSError as error:
                 log_event("use_not_kept", reason=str(error))
                 self._folder = None
-        return self.flush()
+        return self.all()
 
     def _kept(self, folder: str, new: dict[tuple[str, str], Use], revoked: set[str]) -> UsesSince:
         """What the file has once this was added; other processes do the same one by one."""

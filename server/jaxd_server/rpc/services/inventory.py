@@ -172,7 +172,7 @@ def report(pipeline: Pipeline, principal: str = "") -> Report:
     """
     known = pipeline.build_log.known_functions
     is_owner = known.is_owner(principal)
-    since, uses = pipeline.uses.flush() if is_owner else pipeline.uses.of(principal)
+    since, uses = pipeline.uses.all() if is_owner else pipeline.uses.of(principal)
     records = pipeline.build_log.build_history.records(known.visibility(principal))
     places = {each.description.name: each.description.where for each in records.values()}
     whose, functions = _summed(uses, 0), _summed(uses, 1)

@@ -78,16 +78,14 @@ def test_it_finds_the_log_of_the_local_server(files: LocalServerFiles, capsys: C
 
 
 def test_it_finds_the_file_that_a_server_writes_to(
-    start_host: StartHost, runtime: Path, capsys: Captured
+    files: LocalServerFiles, runtime: Path, capsys: Captured
 ) -> None:
     """Wherever its stderr goes."""
     path = runtime / "elsewhere.log"
-    address = f"unix://{runtime}/s.sock"
-    with path.open("wb") as file:
-        start_host("--listen", address, stderr=file)
-        while not path.read_text().count("worker_ready"):
-            time.sleep(0.01)
-        assert "worker_ready" in events(capsys, "--server", address)
+    host = (sys.executable, "-P", FAKE_HOST)
+    start_background(files, server_command=("sh", "-c", f'exec "$@" 2>> {path}', "sh", *host))
+    assert "worker_ready" in events(capsys)
+    assert Path(files.log).read_text() == ""
 
 
 def test_a_log_that_is_no_file_is_an_error(start_host: StartHost, capsys: Captured) -> None:
