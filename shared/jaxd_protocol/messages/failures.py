@@ -248,10 +248,10 @@ def _decoded(failure: Failure, own: FunctionContent | None, *, with_jax: bool) -
             error.__cause__ = before
         else:
             error.__context__ = before
-    phase, raised_in, call = origin
-    set_origin(error, FailureOrigin(str(phase), str(raised_in), str(call)))
+    phase, raised_in, call = map(str, origin)
+    set_origin(error, FailureOrigin(phase, raised_in, call[:_MAX_ID]))
     if call:
-        vars(error).setdefault("call_id", str(call)[:_MAX_ID])
+        vars(error).setdefault("call_id", call[:_MAX_ID])
     if not frames and (type(error) is RemoteError or not isinstance(error, JaxdError)):
         error.add_note(
             f"\nRaised on the jaxd server:\n\n{text.rstrip()}" if with_jax else _LEFT_OUT

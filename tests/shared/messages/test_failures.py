@@ -12,8 +12,9 @@ import pytest
 
 from jaxd.results.reader import ResultReader
 from jaxd_protocol import errors
-from jaxd_protocol.errors import Busy, JaxdError, RemoteError
+from jaxd_protocol.errors import ArgumentError, Busy, JaxdError, RemoteError
 from jaxd_protocol.fingerprint import content_id
+from jaxd_protocol.messages.calls import origin_of
 from jaxd_protocol.messages.failures import ForwardedFailure, decode_failure, encode_failure
 from jaxd_protocol.pytree import dump_literal
 from jaxd_protocol.wire import Frame
@@ -360,3 +361,14 @@ def test_a_failure_of_another_process_is_passed_on_as_it_is() -> None:
     failure = encode_failure(Plain("there"))
     assert encode_failure(ForwardedFailure(failure)) is failure
     assert str(ForwardedFailure(failure)) == "there"
+
+
+@pytest.mark.parametrize("kind", [ValueError, ArgumentError])
+def test_an_error_has_the_id_of_its_call(kind: type[Exception]) -> None:
+    """As an attribute, no longer than any that a server makes."""
+    found = decode_failure(encode_failure(kind("a"), call="c1"))
+    assert (found.call_id, origin_of(found).call) == ("c1", "c1")  # type: ignore[attr-defined]
+    found = decode_failure(encode_failure(kind("a"), call="c" * 1000))
+    assert len(found.call_id) == len(origin_of(found).call) == 32  # type: ignore[attr-defined]
+    without = decode_failure(encode_failure(kind("a")))
+    assert getattr(without, "call_id", "") == ""
