@@ -26,6 +26,8 @@ GPU_PARTS ?=
 GPU_REHEARSAL ?=
 GPU_AGAIN ?=
 IMAGE ?= jaxd:py3.12
+# Interpreters that `make dist` tries; none: one of each supported minor version that is found.
+DIST_PYTHONS ?=
 LOCK_PYTHONS ?= python3.11 python3.12 python3.13
 # Files are shared out among this many processes at most; each of those has a server of its own.
 TEST_PROCESSES ?= 4
@@ -50,7 +52,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
 .PHONY: help demo test slow test-docker test-variants soak faults fuzz hostile pauses lint lint-docker house bench clean
-.PHONY: locks audit sbom corpus corpus-quick identity gpu gpu-wheels
+.PHONY: locks audit sbom corpus corpus-quick identity gpu gpu-wheels dist
 
 help:
 	@echo 'make demo    train on real digits from two fresh processes; the second compiles nothing'
@@ -76,6 +78,7 @@ help:
 	@echo 'make sbom    what an image holds (IMAGE=jaxd:py3.12), as CycloneDX in dist/'
 	@echo 'make lint    ruff check, ruff format --check, mypy --strict, lint-imports (who may import whom)'
 	@echo 'make house   the figures of the source tree, and what breaks its rules'
+	@echo 'make dist    wheel and sdist in dist, checked, and tried in clean environments (DIST_PYTHONS="...")'
 	@echo 'make bench   measure against plain jax, its disk cache and others (BENCH_ARGS="--help")'
 	@echo 'make gpu     what needs a GPU, with GPU_PYTHON=python3 (its own jax) into GPU_OUT=dist/gpu, GPU_TIME=480'
 	@echo '             seconds for each part; goes on where it stopped (GPU_REHEARSAL=1: on a CPU)'
@@ -161,6 +164,10 @@ lint-docker: $(VENV)/.dev
 	@$(bin)/check-jsonschema --builtin-schema vendor.compose-spec -q docker/compose*.yaml
 	@$(bin)/kubernetes-validate --strict docker/kubernetes.yaml >/dev/null
 
+# Wheel and sdist are tried in clean environments; DIST_PYTHONS names the interpreters.
+dist: $(VENV)/.dist
+	@$(bin)/python -m tests.documents.distribution $(DIST_PYTHONS)
+
 bench: $(VENV)/.dev
 	@$(bin)/python -m benchmarks $(BENCH_ARGS)
 
@@ -194,6 +201,10 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.made
 
 $(VENV)/.fuzz: $(VENV)/.dev
 	@$(pip) -e '.[fuzz]'
+	@touch $@
+
+$(VENV)/.dist: $(VENV)/.made pyproject.toml constraints.txt
+	@$(pip) -e '.[dist]'
 	@touch $@
 
 $(VENV)/.audit: $(VENV)/.made pyproject.toml constraints.txt

@@ -1,0 +1,1 @@
+"""What the documents say, tried: every block of code, every command, every link."""
