@@ -52,7 +52,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
 .PHONY: help demo test slow test-docker test-variants soak faults fuzz hostile pauses lint lint-docker house bench clean
-.PHONY: locks audit sbom corpus corpus-quick identity gpu gpu-wheels dist
+.PHONY: locks audit sbom corpus corpus-quick identity gpu gpu-wheels docs dist
 
 help:
 	@echo 'make demo    train on real digits from two fresh processes; the second compiles nothing'
@@ -78,6 +78,7 @@ help:
 	@echo 'make sbom    what an image holds (IMAGE=jaxd:py3.12), as CycloneDX in dist/'
 	@echo 'make lint    ruff check, ruff format --check, mypy --strict, lint-imports (who may import whom)'
 	@echo 'make house   the figures of the source tree, and what breaks its rules'
+	@echo 'make docs    the documents as a site, in dist/site; a warning is an error'
 	@echo 'make dist    wheel and sdist in dist, checked, and tried in clean environments (DIST_PYTHONS="...")'
 	@echo 'make bench   measure against plain jax, its disk cache and others (BENCH_ARGS="--help")'
 	@echo 'make gpu     what needs a GPU, with GPU_PYTHON=python3 (its own jax) into GPU_OUT=dist/gpu, GPU_TIME=480'
@@ -164,6 +165,13 @@ lint-docker: $(VENV)/.dev
 	@$(bin)/check-jsonschema --builtin-schema vendor.compose-spec -q docker/compose*.yaml
 	@$(bin)/kubernetes-validate --strict docker/kubernetes.yaml >/dev/null
 
+# The source folder is this one, so that links mean the same in the site and in the files.
+docs: $(VENV)/.docs
+	@PYTHONPATH=client:server:shared $(bin)/python -m sphinx -W --keep-going -n -q -j 2 -c docs -b html \
+	  -d build/doctrees . dist/site
+	@echo '<meta http-equiv="refresh" content="0; url=docs/index.html">' >dist/site/index.html
+	@echo 'dist/site/index.html'
+
 # Wheel and sdist are tried in clean environments; DIST_PYTHONS names the interpreters.
 dist: $(VENV)/.dist
 	@$(bin)/python -m tests.documents.distribution $(DIST_PYTHONS)
@@ -201,6 +209,10 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.made
 
 $(VENV)/.fuzz: $(VENV)/.dev
 	@$(pip) -e '.[fuzz]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.dev
+	@$(pip) -e '.[docs]'
 	@touch $@
 
 $(VENV)/.dist: $(VENV)/.made pyproject.toml constraints.txt
