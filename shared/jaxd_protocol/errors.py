@@ -125,7 +125,7 @@ class PackageMismatch(JaxdError, RuntimeError):
 
 
 class ResultError(JaxdError, TypeError):
-    """A function returned something that cannot come home as a tree of arrays."""
+    """A function returned something that cannot be sent back as a tree of arrays."""
 
     blame = "function"
 

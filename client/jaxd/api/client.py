@@ -92,7 +92,7 @@ class Client:
     def close(self) -> None:
         """Ends the connection; calls that are open fail with `Cancelled`.
 
-        The client may be used again: it then connects anew.
+        The client may be used again: it then connects again.
         """
         self.caller.session.close()
 

@@ -395,7 +395,7 @@ class PersistentFunction(
 
     @property
     def fingerprint(self) -> str:
-        """The hex name of what the function means, as it is now.
+        """A digest of the function and of all that it reaches now, in hex digits.
 
         Raises:
             PackingError: when it reaches something that cannot travel.
@@ -554,7 +554,7 @@ class PersistentFunction(
     def clear(self) -> int:
         """Has the server forget what it built of the function; returns how many programs.
 
-        On disk as well. The next call builds anew. Versions of the function that are no more,
+        On disk as well. The next call builds again. Versions of the function that are no more,
         and those under jax settings that it was not called with here, stay.
 
         Raises:

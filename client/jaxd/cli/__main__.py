@@ -138,7 +138,7 @@ _FAILED, _NO_SERVER, _INTERRUPTED = 1, 3, 130
 _DESCRIPTION = "A warm JAX, one function call away."
 _EXAMPLES = """\
 examples:
-  jaxd run train.py     run a program as it is, with what it jits served
+  jaxd run train.py     run a program as it is; a server answers its jax.jit
   jaxd doctor           check whether all is well
   jaxd status --json    what the server has compiled and answered
   jaxd why --recent     what was compiled last, and why

@@ -356,7 +356,7 @@ def values_lost_error(*, with_worker: bool, notice: str = "") -> ValuesLost:
         how = f", {notice}" if notice else ""
         return ValuesDied(f"arrays on the server died with its worker{how}. {_ADVICE}")
     return ValuesLost(
-        "arrays on the server are gone: it gave them up after --session-grace-s without a "
+        "arrays on the server are gone: it freed them after --session-grace-s without a "
         f"connection. {_ADVICE}"
     )
 
@@ -380,7 +380,7 @@ def unanswered_call_error(name: str) -> ValuesLost:
         name: of its function.
     """
     return ValuesLost(
-        f"{name} was sent with arrays that it was given for good (donated), and its answer did not "
+        f"{name} was sent with arrays that were donated to it, and its answer did not "
         "come before the connection was given up: whether it has run is not known, and they cannot "
         f"be used any more. {_ADVICE}"
     )

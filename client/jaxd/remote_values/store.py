@@ -134,7 +134,7 @@ class RemoteStore:
         self.calls.after_fork()
         self.invalidate(
             ValuesLost(
-                "these arrays belong to the process that this one was forked from. Bring them home "
+                "these arrays belong to the process that this one was forked from. Fetch them "
                 "with jaxd.get before the fork, or give them a name with jaxd.put(…, name=…)."
             )
         )

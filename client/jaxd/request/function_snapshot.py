@@ -139,7 +139,7 @@ def _warn_of_changes(changes: Iterable[tuple[Package, Package | None]]) -> None:
     for old, new in changes:
         text = (
             f"{describe_change(old, new)} while this process runs what was there before. Functions "
-            "are built anew with what is there now; restart this process to have the same in it."
+            "are built again with what is there now; restart this process to have the same in it."
         )
         warn_user(text, SkewWarning)
 
@@ -360,7 +360,7 @@ class FunctionSnapshot:
             ignored = found.path.rpartition(" → ")[2]
             text = (
                 f"{found.path} is a {found.type_name}, which has no content that could be in a "
-                f"key ({found.reason}): this function is compiled anew in every process. Make it "
+                f"key ({found.reason}): every process compiles this function again. Make it "
                 "inside of the function or pass what it yields as an argument; or leave it out "
                 f"of the key with persistent_call(ignore={ignored!r}), and tell "
                 "versions apart with extra_key=."

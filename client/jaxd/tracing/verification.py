@@ -311,7 +311,7 @@ def _stale_error(spec: FunctionSpec, difference: str) -> StaleProgramError:
         f"first difference is {difference}\n  The key holds: {listed}.\nSomething else decides "
         'about the program. Find it under "What is not seen" in docs/the-key.md, and pass it as '
         "an argument or put it into extra_key=; what is not in that table is a bug that we want to "
-        "hear of. The server has dropped the program, and the next call builds it anew.",
+        "hear of. The server has dropped the program, and the next call builds it again.",
         difference,
         tuple(seen),
     )

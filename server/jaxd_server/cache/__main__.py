@@ -99,9 +99,9 @@ def _parser() -> Parser:
     add("ls", _ls, "List what is kept, the one used last first.")
     show = add("show", _show, "Print what is known of one of them.")
     show.add_argument(
-        "key", metavar="KEY", help="first digits of it or its key, or a function's name"
+        "key", metavar="KEY", help="the first digits of a program or its key, or a function's name"
     )
-    gc = add("gc", _gc, "Remove what was long unused, until the rest takes no more than the limit.")
+    gc = add("gc", _gc, "Remove programs, the longest unused first, until the rest fits the limit.")
     gc.add_argument(
         "--max-bytes", type=parse_size, metavar="SIZE", default=10 * GIB, help="(default: 10G)"
     )
@@ -110,7 +110,9 @@ def _parser() -> Parser:
     pack_.add_argument("file", metavar="FILE", help="a tar archive, which is made or replaced")
     unpack_ = add("unpack", _unpack, "Add what `pack` wrote, if it was signed with the same key.")
     unpack_.add_argument("file", metavar="FILE", help="what `pack` wrote")
-    clear_ = add("clear", _clear, "Remove all programs. Running servers build anew what they need.")
+    clear_ = add(
+        "clear", _clear, "Remove all programs. Running servers compile again what they need."
+    )
     purge_ = add("purge", _purge, "Remove all that jaxd keeps in the folder, and the folder.")
     for removing in (clear_, purge_):
         removing.add_argument("--yes", action="store_true", help="do not ask on a terminal")

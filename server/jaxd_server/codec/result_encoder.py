@@ -198,7 +198,7 @@ def _is_mapping_of_flax(cls: type) -> bool:
 def _unencodable(value: Any) -> ResultError:
     cls = type(value)
     return ResultError(
-        f"the function returned a {cls.__module__}.{cls.__qualname__}, which cannot come home as "
+        f"the function returned a {cls.__module__}.{cls.__qualname__}, which cannot be sent as "
         "data. Return dicts, lists, tuples, named tuples or dataclasses of arrays."
     )
 

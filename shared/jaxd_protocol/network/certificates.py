@@ -108,6 +108,6 @@ def check_pin(der: bytes, pin: str, address: str) -> None:
     if not hmac.compare_digest(found, pin):
         raise AuthenticationFailed(
             f"the server at {address} shows another certificate, sha256={found}: somebody else "
-            "may answer in its place. Nothing was sent. If its certificate was made anew, use the "
+            "may answer in its place. Nothing was sent. If the server has a new one, use the "
             "line that it printed when it started."
         )

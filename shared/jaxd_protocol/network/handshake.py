@@ -327,7 +327,7 @@ def check_versions(client: Peer, server: Peer) -> None:
         raise VersionMismatch(
             f"the client runs Python {ours} and the server Python {theirs}; functions travel as "
             f"bytecode, so both need the same minor version. Start a server with Python {ours} "
-            f"(python{ours} -m pip install 'jaxd[server]' && python{ours} -m jaxd.cli serve, or in "
+            f"(where jaxd[server] is installed for it: python{ours} -m jaxd.cli serve, or in "
             f"a container: docker run --publish 18861:18861 --volume jaxd:/var/lib/jaxd "
             f"jaxd:py{ours}), or run the client with Python {theirs}."
         )
@@ -519,7 +519,7 @@ def handshake_with_client(
     if not proved:
         wrong = AuthenticationFailed(
             "wrong token. Use the one that the server was started with, or that was made for you "
-            "there and not taken away since (see `jaxd token`)."
+            "there, if it was not revoked (see `jaxd token`)."
         )
         refuse_client(sock, wrong)
         raise wrong

@@ -58,7 +58,7 @@ def test_another_python_says_what_to_start() -> None:
     server = f"{sys.version_info.major}.{sys.version_info.minor}"
     text = str(caught.value)
     assert f"the client runs Python 3.9 and the server Python {server}" in text
-    assert "python3.9 -m pip install 'jaxd[server]'" in text
+    assert "where jaxd[server] is installed for it: python3.9 -m jaxd.cli serve" in text
     assert "docker run " in text
     assert "jaxd:py3.9)" in text
     assert f"run the client with Python {server}" in text

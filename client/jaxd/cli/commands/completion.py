@@ -27,7 +27,7 @@ class Completion:
         parser: makes that of `jaxd`.
     """
 
-    SUMMARY = "print a script that has bash, zsh or fish complete words"
+    SUMMARY = "print a script for completion in bash, zsh or fish"
     EXAMPLE = "jaxd completion fish > ~/.config/fish/completions/jaxd.fish"
 
     def __init__(self, parser: Callable[[Fill], Parser]) -> None:

@@ -21,7 +21,7 @@ from jaxd.cli.query import add_query_options, add_server_option, print_json
 from jaxd.connection.settings import Settings
 from jaxd_protocol.errors import ConfigurationError, NoServer
 
-SUMMARY = "run a Python program, with what it jits served"
+SUMMARY = "run a Python program; a server answers what it gives to jax.jit"
 EXAMPLE = "jaxd run train.py --steps 100"
 
 _MORE: Final = """
@@ -46,7 +46,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = f"{parser.description}\n\n" + textwrap.fill(
         "It is `python PYTHON-ARGUMENTS`: a script, `-m module`, `-c code` or `-`, with its own "
         "arguments. What the program and its libraries give to jax.jit is answered by a server, "
-        "where it stays compiled; what a server cannot answer runs under jax.jit as ever. "
+        "where it stays compiled; what a server cannot answer runs under plain jax.jit. "
         "Everything else is as with python: exit code, signals, tracebacks, child processes. "
         "See docs/run.md.",
         78,
@@ -134,7 +134,7 @@ class Env:
     def configure(parser: argparse.ArgumentParser) -> None:
         """Adds the options of the command."""
         add_server_option(parser)
-        parser.add_argument("--off", action="store_true", help="print what takes it back")
+        parser.add_argument("--off", action="store_true", help="print the lines that undo it")
 
     @staticmethod
     def run(arguments: argparse.Namespace) -> int:
@@ -157,7 +157,7 @@ class Env:
 class Verify:
     """`jaxd verify`: compares each program that answers one with its own jax's."""
 
-    SUMMARY = "run a program, and compare what answers it with its own jax"
+    SUMMARY = "run a program; compare what answers it with what jax makes here"
     EXAMPLE = "jaxd verify -- python train.py"
 
     @staticmethod

@@ -122,7 +122,7 @@ def _state_line(report: Report) -> str:
     if state in ("busy", "stuck"):
         process = report.get("worker_process") or "unknown"
         silent = duration(report["worker_silent_s"])
-        return f"{state}: no word from the worker for {silent}; its process is {process}"
+        return f"{state}: no answer from the worker for {silent}; its process is {process}"
     if state == "broken":
         return f"broken: {report.get('why', '')}"
     if state == "resting":

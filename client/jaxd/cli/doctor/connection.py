@@ -95,7 +95,7 @@ def server_port(address: Address) -> Check:
         return Check("port", "bad", f"{where} does not answer", advice)
     except OSError as error:
         advice = (
-            f"Nothing listens. Over there: jaxd serve --listen {address.kind}://0.0.0.0:"
+            f"Nothing listens. On that machine: jaxd serve --listen {address.kind}://0.0.0.0:"
             f"{address.port}   (in a container also: docker run -p {address.port}:{address.port} …)"
         )
         return Check("port", "bad", f"{where}: {error.strerror or error}", advice)

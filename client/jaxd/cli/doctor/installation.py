@@ -31,7 +31,7 @@ def packages(context: DoctorContext) -> Check:
     missing = [name for name, version in versions.items() if version is None]
     if missing:
         words = f"not installed: {', '.join(missing)}"
-        return Check("packages", "bad", words, "Run: pip install --force-reinstall jaxd")
+        return Check("packages", "bad", words, "Install jaxd again, from its checkout or wheel.")
     return Check("packages", "ok", ", ".join(f"{name} {v}" for name, v in versions.items()))
 
 
@@ -102,7 +102,7 @@ def token(context: DoctorContext) -> Check:
         return Check("token", "ok", "from JAXD_TOKEN" if settings.token else f"in {place}")
     if context.address.needs_token:
         advice = (
-            "Copy the server's (~/.config/jaxd/token over there) to the same place here, or name "
+            "Copy the server's (~/.config/jaxd/token there) to the same place here, or name "
             "it with JAXD_TOKEN_FILE."
         )
         return Check("token", "bad", f"none, and {context.address.kind}:// needs one", advice)

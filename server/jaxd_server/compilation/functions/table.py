@@ -120,9 +120,9 @@ class DeadlyFunctions:
         """
         if function.described in self:
             raise InternalError(
-                f"{function.name} has ended the processes that built it, so it is built only where "
-                "that costs nobody else anything, and this was not possible now: the server's log "
-                f"says why. Call it again later, or mend it. {WHAT_ENDS_PROCESSES}"
+                f"{function.name} has ended the processes that built it, so it is built only in a "
+                "process of its own, and that was not possible now: the server's log says why. "
+                f"Call it again later, or correct it. {WHAT_ENDS_PROCESSES}"
             )
 
 

@@ -130,8 +130,8 @@ def _many_values(
         if len(seen) >= MANY_VALUES:
             text = (
                 f"{name} has had {len(seen)} values in {len(seen)} keys of "
-                f"{described.short_name}, each compiled anew: pass it as an argument, then one "
-                "program serves all."
+                f"{described.short_name}, each compiled again: pass it as an argument, then one "
+                "program serves all.",
             )
             yield Advice("scalar", described.name, name, text), len(seen)
 

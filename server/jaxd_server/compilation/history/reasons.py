@@ -33,7 +33,7 @@ _UNSHARED: Final = (
     "it reaches something that has no content to compare, so every process compiles its own"
 )
 _DOUBTED: Final = (
-    "here it was not found to be what its client says, so that client has programs of its own"
+    "the server could not confirm the key of its client, so that client has programs of its own"
 )
 _DROPPED: Final = "it was compiled before, and dropped to make room for others"
 

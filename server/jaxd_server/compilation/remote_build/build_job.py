@@ -134,7 +134,7 @@ class BuilderLoan:
         self._builders.deadly.add(self._function.described)
         raise InternalError(
             f"{name} ended the process that built it, and again when that was repeated in "
-            f"another one ({how}). The server and all that it has ready live on. "
+            f"another one ({how}). The server and its other programs are not affected. "
             f"{WHAT_ENDS_PROCESSES}"
         )
 

@@ -58,7 +58,7 @@ def test_a_worker_that_hangs_is_reported(
     worker_pid = json.loads(capsys.readouterr().out)["host"]["worker_pid"]
     os.kill(worker_pid, signal.SIGSTOP)
     assert main(["status"]) == 0
-    assert "busy: no word from the worker for 0." in capsys.readouterr().out
+    assert "busy: no answer from the worker for 0." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_of_several_workers_each_has_a_line() -> None:
     told = "process 8 as user 61000, 0 restarts, 1,200 calls, 3 values, 1 connections"
     assert first == f"worker    alice: ready, {told}"
     assert second == "worker    bob: resting until the next call"
-    silent = "stuck: no word from the worker for 34 s; its process is sleeping"
+    silent = "stuck: no answer from the worker for 34 s; its process is sleeping"
     assert third.startswith(f"worker    uid:7: {silent}, process 8, 0 restarts, 0 calls")
     assert running == "running   f for 2.0 s, of bob"
 

@@ -35,7 +35,7 @@ def test_a_missing_package_is_bad(runtime: Path) -> None:
     """With its name, and the command that brings it."""
     found = installation.packages(FakeContext(Settings(), installed={"rpyc": "6", "numpy": "2"}))
     assert (found.state, found.found) == ("bad", "not installed: cloudpickle")
-    assert found.advice == "Run: pip install --force-reinstall jaxd"
+    assert found.advice == "Install jaxd again, from its checkout or wheel."
     assert installation.packages(DoctorContext(Settings())).state == "ok"
 
 

@@ -272,7 +272,7 @@ def test_a_result_that_cannot_travel_is_refused_before_it_is_compiled(
     harness: PipelineHarness,
 ) -> None:
     """Its structure is known once it is traced."""
-    with pytest.raises(ResultError, match="cannot come home"):
+    with pytest.raises(ResultError, match="cannot be sent as data"):
         lower(harness, Knot, X)
     assert counts(harness) == [1, 1, 0]
 

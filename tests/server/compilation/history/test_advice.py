@@ -40,7 +40,7 @@ def test_a_number_with_many_values_is_to_be_an_argument() -> None:
     (found,) = with_values("0.1", "0.2", "0.3", "1e-4", "-5")
     assert (found.kind, found.subject) == ("scalar", "global LR")
     assert found.text == (
-        "global LR has had 5 values in 5 keys of step, each compiled anew: pass it as an "
+        "global LR has had 5 values in 5 keys of step, each compiled again: pass it as an "
         "argument, then one program serves all."
     )
 

@@ -160,7 +160,7 @@ def test_what_a_server_doubts_says_so() -> None:
     step = described()
     build_history = BuildHistory()
     build_history.add(b"private", step, built(PROGRAM, X))
-    assert "not found to be what its client says" in why(build_history, step, X).text
+    assert "could not confirm the key of its client" in why(build_history, step, X).text
 
 
 def test_versions_are_those_of_one_name_the_last_one_first() -> None:

@@ -236,7 +236,7 @@ def test_what_ended_two_builders_is_never_built_here_whatever_a_builder_says(
     maker = ExecutableSource(
         scenario.functions, compiler, scenario.counters, building=scenario.building
     )
-    with pytest.raises(InternalError, match="built only where"):
+    with pytest.raises(InternalError, match="built only in a process of its own"):
         maker.make(request)
     compiler.close()
     counts = scenario.counters.snapshot()
