@@ -198,7 +198,10 @@ def described(summary: Mapping[str, Any]) -> str:
     """The summary in a line, and one more for each reason and each mismatch."""
     counts = [summary[name] for name in ("verified", "mismatches", "not_comparable")]
     if not any(counts):
-        return "nothing was compared: no function of this program was answered by a server"
+        return (
+            "nothing was compared: a server answered no persistent function of this program. "
+            "What a program gives to jax.jit is compared by: jaxd verify -- jaxd run PROGRAM"
+        )
     text = "{} verified, {} mismatches, {} not comparable".format(*counts)
     lines = [f"  not comparable, {count}: {why}" for why, count in summary["reasons"].items()]
     lines += [f"  {each['function']}: {each['difference']}" for each in summary["stale"]]
