@@ -61,6 +61,9 @@ def _shown(block: Block) -> str:
     return "".join(texts).removeprefix(command)
 
 
+_LIBRARIES: Final = {"docs/ecosystem.md": ("flax", "optax")}
+"""What a page needs beside jax."""
+
 _PROGRAMS: Final = [block for page in pages() for block in _python_of(page) if _name(block)]
 
 
@@ -90,6 +93,8 @@ def test_the_blocks_of_a_page_run_one_after_another(
     request: pytest.FixtureRequest, page: str
 ) -> None:
     """In one process: a name is defined above the block that uses it."""
+    for library in _LIBRARIES.get(page, ()):
+        pytest.importorskip(library)
     server = request.getfixturevalue("of_four_devices" if page == "docs/devices.md" else "live")
     done = run_warm(server, _program(_shared(page)))
     assert done.returncode == 0, done.stderr

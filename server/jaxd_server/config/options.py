@@ -222,7 +222,7 @@ class ServerOptions:
         "of them for itself",
     )
     max_workers: int = _isolation(
-        _COUNT, "such workers at a time; further clients are refused as busy", default=8
+        _COUNT, "workers of principals at a time; further clients get Busy", default=8
     )
     accept: Literal["code", "exported"] = _content(
         {"choices": ("code", "exported")},
@@ -240,7 +240,7 @@ class ServerOptions:
     )
     devices: str | None = _device(
         {"type": parse_gpus, "metavar": "LIST"},
-        "GPUs, by the numbers or UUIDs of `nvidia-smi -L`, such as 0,1",
+        "GPUs to use, by the numbers or UUIDs of `nvidia-smi -L`, such as 0,1",
         shown="all",
         more=". See [GPUs](gpu.md)",
     )
@@ -251,11 +251,11 @@ class ServerOptions:
         more=". See [several devices](devices.md#which-device-a-call-runs-on)",
     )
     device_memory_fraction: float | None = _device(
-        _SHARE, "of each GPU's memory, for arrays and programs", shown="0.75"
+        _SHARE, "share of each GPU's memory for arrays and programs", shown="0.75"
     )
     preallocate: bool | None = _device(
         _YES_NO,
-        "allocate that memory at the start, or on demand",
+        "allocate the GPU's memory at the start, or on demand",
         shown="at the start",
         more="; on demand in a server that a first call starts, and in workers of "
         "`--worker-per-principal`",
@@ -266,7 +266,7 @@ class ServerOptions:
     max_result_bytes: int = _limit(_SIZE, "largest result sent", default=8 * GIB, shown="8G")
     budget_bytes: int = _limit(
         _SIZE,
-        "messages in memory",
+        "memory of messages",
         default=_default_budget_bytes,
         shown="a quarter of the memory",
         more=", over all connections; at least 1G",
@@ -274,7 +274,7 @@ class ServerOptions:
     disk_bytes: int = _limit(_SIZE, "size of the cache folder", default=10 * GIB, shown="10G")
     principal_disk_bytes: int = _limit(
         _SIZE,
-        "part of it for programs of one client's user; the user's own are evicted first",
+        "part of the cache folder for one client's user, whose own programs are evicted first",
         default=0,
         shown="all of it",
     )
@@ -287,7 +287,7 @@ class ServerOptions:
     )
     call_share: float = _limit(
         _SHARE,
-        "of these, and of --budget-bytes while others are connected, for one client's user",
+        "share of --max-calls for one client's user, and of --budget-bytes beside other users",
         default=0.5,
     )
     max_connections: int = _limit(
@@ -327,41 +327,41 @@ class ServerOptions:
     )
     map_share: float = _program(
         _SHARE,
-        "of vm.max_map_count, for memory maps of the worker",
+        "share of vm.max_map_count for memory maps of the worker",
         default=0.5,
         more=". A process that reaches vm.max_map_count dies. A large program takes 150 maps",
     )
     memory_share: float = _program(
         _SHARE,
-        "of the memory of machine or device; above it, idle entries are evicted",
+        "share of the memory of machine or device, above which idle entries are evicted",
         default=0.92,
         more=", an eighth each second, if this server has a tenth of it or more: arrays that "
         "clients may send again, and the cheapest executables. In a container, of its memory",
     )
     principal_share: float = _program(
         _SHARE,
-        "of all this, what a client's user keeps when others need room; at most an equal part "
-        "for each",
+        "share of these limits on programs that a client's user keeps when others need room; "
+        "at most an equal part for each",
         default=0.5,
         more=". A single user may use everything",
     )
     principal_build_s: float = _program(
         _SECONDS,
-        "of tracing and compiling for one client's user in an hour",
+        "time of tracing and compiling for one client's user in an hour",
         default=0.0,
         shown="no limit",
         more="; then new programs are refused (`LimitExceeded`), and ready ones still answer",
     )
     value_bytes: int | None = _value(
         _SIZE,
-        "all arrays that stay on the server",
+        "memory of all arrays that stay on the server",
         shown="half of the device's memory",
         more="; more is refused with `ValuesFull`",
     )
-    value_share: float = _value(_SHARE, "of that, for one client's user", default=1.0)
+    value_share: float = _value(_SHARE, "share of --value-bytes for one client's user", default=1.0)
     content_bytes: int | None = _value(
         _SIZE,
-        "arrays that clients send repeatedly over a network",
+        "memory of arrays that clients send repeatedly over a network",
         shown="an eighth of the device's memory",
         more=", kept by their content so that they need not be sent again",
     )
