@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from typing import Final
 
 import pytest
 
 import jaxd
+from tests import house
 from tests.documents.blocks import ROOT, blocks_of, pages
 
 RIDDLES: Final = {
@@ -26,6 +29,7 @@ RIDDLES: Final = {
 _WRITTEN_BY_A_RUN: Final = re.compile(
     r"<!-- (?:transcript|written by)[^>]* -->.*?<!-- end[^>]* -->", re.DOTALL
 )
+_BESIDE: Final = ("ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md")
 _MAKE: Final = re.compile(r"^\$ (make \S+)", re.MULTILINE)
 
 
@@ -48,9 +52,27 @@ def test_a_public_name_has_a_guide_and_its_docstring_is_in_the_reference(name: s
     assert f":: jaxd.{name}\n" in _text("docs/api.md")
 
 
-@pytest.mark.parametrize("page", pages())
+@pytest.mark.parametrize("page", [*pages(), *_BESIDE])
 def test_no_sentence_has_a_phrase_that_readers_stopped_at(page: str) -> None:
     """But for what a run has written there, in the words of its tests."""
-    text = _WRITTEN_BY_A_RUN.sub("", _text(page))
-    found = {re.sub(r"\s+", " ", m[0]): RIDDLES[r] for r in RIDDLES for m in re.finditer(r, text)}
-    assert found == {}
+    assert _riddles(_WRITTEN_BY_A_RUN.sub("", _text(page))) == {}
+
+
+def test_no_message_and_no_help_has_such_a_phrase() -> None:
+    """Whatever the product says is a text in its sources; docstrings are not said."""
+    texts = [text for tree in house.sources().values() for text in _texts(tree)]
+    assert len(texts) > 1000
+    assert _riddles("\n".join(texts)) == {}
+
+
+def _texts(tree: ast.Module) -> Iterator[str]:
+    alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in alone:
+            yield node.value
+
+
+def _riddles(text: str) -> dict[str, str]:
+    """The phrases that are in a text, each with what to write instead."""
+    found = [(m[0], instead) for r, instead in RIDDLES.items() for m in re.finditer(r, text)]
+    return {re.sub(r"\s+", " ", phrase): instead for phrase, instead in found}

@@ -139,7 +139,9 @@ def _connect_error(
 ) -> NoServer:
     if greeting:
         words = greeting.removeprefix(REFUSED)
-        return _with_cause(NoServer(f"no server answers at {address}: over there, {words}"), words)
+        return _with_cause(
+            NoServer(f"no server answers at {address}: on that machine, {words}"), words
+        )
     process.terminate()
     process.wait()
     stderr.seek(0)

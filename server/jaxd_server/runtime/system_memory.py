@@ -125,7 +125,7 @@ class MemoryLoss(NamedTuple):
         if not session or (session, principal) != (self.session, self.principal):
             return ""
         return (
-            f"which the system ended for want of memory while this client held most of it, "
+            f"which the system ended because memory was short, while this client held most of it, "
             f"{self.nbytes / _MIB:,.1f} MiB in arrays (all arrays of the server may take "
             f"{limit / _MIB:,.1f} MiB now)"
         )

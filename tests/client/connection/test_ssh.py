@@ -138,7 +138,7 @@ def test_a_login_takes_no_more_than_the_callers_time(
 def test_no_server_over_there(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error says what is missing, and where."""
     install_ssh(runtime, monkeypatch)
-    with pytest.raises(errors.NoServer, match=r"over there, /run/none\.sock: No such file"):
+    with pytest.raises(errors.NoServer, match=r"on that machine, /run/none\.sock: No such file"):
         dial_over_ssh(Address.parse("ssh://gpu-host/run/none.sock"))
 
 
