@@ -44,6 +44,16 @@ def test_the_readme_is_one_page_with_two_commands_to_begin() -> None:
     assert _MAKE.findall(blocks_of("README.md")[0].text) == ["make demo", "make test"]
 
 
+def test_the_index_has_a_link_for_each_page_of_the_site() -> None:
+    """A forge shows a toctree as it is written, so each section lists its pages as well."""
+    linked = re.findall(r"^\* \[.+?\]\((.+?)\): ", _text("docs/index.md"), re.MULTILINE)
+    assert "\n".join(linked) == "\n".join(
+        block.text.partition("\n\n")[2].rstrip()
+        for block in blocks_of("docs/index.md")
+        if block.language == "{toctree}"
+    )
+
+
 @pytest.mark.parametrize("name", [name for name in jaxd.__all__ if name[0].isalpha()])
 def test_a_public_name_has_a_guide_and_its_docstring_is_in_the_reference(name: str) -> None:
     """The guide is in some page beside the reference and the changelog."""
