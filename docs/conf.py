@@ -58,13 +58,23 @@ nitpicky = True
 nitpick_ignore_regex = [("py:.*", r"(?!jaxd\.).*"), ("py:.*", r"jaxd\.\w+\.\w+\..*")]
 
 
-def _as_rest(_app: Sphinx, _what: str, _name: str, *given: Any) -> None:
+def _as_rest(_app: Sphinx, what: str, _name: str, *given: Any) -> None:
     """Docstrings have code between single backticks, as Markdown does: "`RemoteArray`s"."""
     lines: list[str] = given[-1]
+    if what in ("property", "attribute") and lines:
+        lines[0] = lines[0].replace(": ", ", ")  # napoleon takes what is before a colon for a type
     code = re.compile(r"(?<!`)`([^`]+)`(?!`)(\w*)")
     lines[:] = [code.sub(r"``\1``\\ \2", line).rstrip() for line in lines]
 
 
+def _is_left_out(
+    _app: Sphinx, _what: str, _name: str, obj: object, skip: bool, _options: object
+) -> bool:
+    """Fields of named tuples, which the docstring of the class describes."""
+    return skip or str(getattr(obj, "__doc__", "")).startswith("Alias for field number")
+
+
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
+    app.connect("autodoc-skip-member", _is_left_out)
     app.connect("autodoc-process-docstring", _as_rest, priority=400)  # before napoleon, of 500

@@ -29,7 +29,7 @@ def vmap_auto(
     same for each example. Results come along a first axis.
 
     The last batch may have fewer examples: arguments of the same structure are batched as they
-    were in a full batch. What has more examples is worked off in batches of `batch_size`.
+    were in a full batch. What has more examples is processed in batches of `batch_size`.
 
     Args:
         function: takes one example; may be a persistent function.

@@ -92,7 +92,7 @@ class Client:
     def close(self) -> None:
         """Ends the connection; calls that are open fail with `Cancelled`.
 
-        The client may be used again: it then connects again.
+        The client may be used again: it then opens a new connection.
         """
         self.caller.session.close()
 
@@ -129,8 +129,8 @@ def connect(
         token: that of a server over TCP or TLS; else `JAXD_TOKEN` or `JAXD_TOKEN_FILE`.
         device: the server's device that its calls run on, by index; else `JAXD_DEVICE`, else the
             server chooses.
-        fallback: what becomes of calls that the server cannot answer, as of `persistent_call`; else
-            `JAXD_FALLBACK`.
+        fallback: what happens with calls that the server cannot answer, as of `persistent_call`;
+            else `JAXD_FALLBACK`.
         verify: whether the programs that answer are compared with what this process makes of the
             functions, as of `persistent_call`; else `JAXD_VERIFY`.
         place: where its calls run once their program is known, as of `persistent_call`; else
@@ -264,10 +264,10 @@ def forget(name: str) -> bool:
 
 @contextmanager
 def pickle_by_handle(ttl_s: float = 3600.0) -> Iterator[None]:
-    """What this thread pickles meanwhile holds no arrays that lie on a server, but where they are.
+    """Within this context, this thread pickles each `RemoteArray` as a reference to the server.
 
-    Unpickled, in any process of this user that reaches the server, they are `RemoteArray`s again;
-    nothing has moved. Unpickling raises NoServer when the server cannot be reached, ValueDeleted
+    Unpickled in any process of this user that reaches the server, it is a `RemoteArray` again; its
+    data has not moved. Unpickling raises NoServer when the server cannot be reached, ValueDeleted
     when the time is over.
 
     Args:

@@ -35,9 +35,10 @@ R = TypeVar("R")
 class CallOptions(TypedDict, total=False):
     """The options of `persistent_call`.
 
+    `static_argnums`, `static_argnames`, `donate_argnums`, `donate_argnames`, `keep_unused`,
+    `inline`, `in_shardings`, `out_shardings` and `compiler_options` are those of `jax.jit`.
+
     Attributes:
-        static_argnums, static_argnames, donate_argnums, donate_argnames, keep_unused, inline,
-            in_shardings, out_shardings, compiler_options: as in `jax.jit`.
         static: `"auto"`: what jax cannot trace, such as text, members of enums, configurations and
             functions, is static by its content wherever in the arguments it stands. `"jax"`: as in
             `jax.jit`, it is an error unless its argument is declared static.
@@ -64,8 +65,8 @@ class CallOptions(TypedDict, total=False):
         callbacks: functions, and methods of objects, that programs may call back in this process
             although the function's code does not give them to `jax.debug.callback` or
             `io_callback` itself, but by way of a helper. They are not in the key.
-        fallback: what becomes of a call that the server cannot answer because something cannot
-            travel, be hashed or be traced there. `"local"`: it runs under plain `jax.jit` in this
+        fallback: what happens with a call that the server cannot answer because something cannot
+            be sent, be hashed or be traced there. `"local"`: it runs under plain `jax.jit` in this
             process, with a `FallbackWarning`; `"error"`: an error. By default as `jaxd.connect` or
             `JAXD_FALLBACK` say, else local where this process has imported jax, and jax's default
             device is of the server's kind.

@@ -62,7 +62,7 @@ class RecoverySettings(NamedTuple):
 class Settings:
     """The settings of one client. Immutable; compared by content.
 
-    No named tuple, which would show the token when it is iterated over.
+    It is not a named tuple, because iterating over one would show the token.
 
     Attributes:
         server: the address to use; None: the local server of this environment.
@@ -73,8 +73,8 @@ class Settings:
         inline: whether functions run in this process, without any server.
         compress: whether arrays may be compressed on their way over a slow network.
         device: the index of the server's device that calls run on; None: the server chooses.
-        fallback: what becomes of calls that the server cannot answer: "local" or "error"; None: it
-            depends, see `jaxd.tracing.fallback`.
+        fallback: what happens with calls that the server cannot answer: "local" or "error"; None:
+            it depends, see `jaxd.tracing.fallback`.
         verify: whether programs are compared with what this process makes of their functions, see
             `jaxd.tracing.verification`.
         place: where calls run once their program is known: "server", "here" or "auto"; see
@@ -207,7 +207,7 @@ class Settings:
         return f"Settings({', '.join(shown)})"
 
     def read_token(self) -> str | None:
-        """The token to prove, None when there is none; read anew on each call.
+        """The token to prove, None when there is none; read again on each call.
 
         Raises:
             ConfigurationError: when a token file that was named is missing, or any that is used

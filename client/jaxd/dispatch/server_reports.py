@@ -16,19 +16,19 @@ class Statistics(NamedTuple):
     Attributes:
         calls: calls that were answered, the failed ones included.
         failed_calls: calls that ended in an exception.
-        cancelled_calls: calls that their clients did not want any more.
+        cancelled_calls: calls that their clients gave up.
         late_calls: calls whose `timeout_s` passed, or that took longer than the server allows.
         fallback_calls: calls that ran in the process of their client, because the server could not
             answer them, as clients report. They are not among `calls`, unless they were sent.
         fallback_functions: functions of which that was the first such call in its process.
         verified_programs: programs that clients have compared with what they lower themselves, as
             they report; see docs/verify.md.
-        stale_programs: those of them that were others.
+        stale_programs: those of them that differed.
         incomparable_programs: programs that were to be compared and could not be.
         traces: how often a function was traced.
         lowers: how often what was traced was made into a program.
         compiles: how often XLA compiled a program.
-        executable_hits: calls that needed none of these.
+        executable_hits: calls that needed no trace, compile or load.
         executable_loads: executables that were loaded from disk.
         programs_shared: executables that were traced, and whose program there was already: that of
             another function, or one on disk.

@@ -56,9 +56,10 @@ def paths_without_hook(python_path: str) -> list[str]:
 
 
 def install() -> None:
-    """Serves what this process jits from now on, where `JAXD=1`; else does nothing.
+    """Has a server answer what this process gives to `jax.jit` from now on, where `JAXD=1`.
 
-    To be called first: what was jitted before stays plain. To call it again does nothing.
+    Without that variable it does nothing. Call it first: what was given to `jax.jit` before stays
+    plain. A second call does nothing.
     """
     if os.environ.get(ENABLED) == "1":
         begin()
