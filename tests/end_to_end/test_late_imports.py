@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 import warnings
@@ -111,6 +112,106 @@ def test_which_libraries_a_process_has_imported_does_not_count(
     assert run() == [1.0, 1]
     assert run("numpy") == [1.0, 0]
     assert run("jax.numpy", "optax") == [1.0, 0]
+
+
+JAX_LATER = """
+import json
+import numpy as np
+import jaxd
+
+def step(x, steps):
+    import jax
+    import jax.numpy as jnp
+    from jax.nn import swish
+
+    def body(_, y: jnp.ndarray) -> jnp.ndarray:
+        assert isinstance(y, jnp.ndarray) and jax.dtypes.issubdtype(y.dtype, jnp.floating)
+        return swish(y) + jnp.finfo(jnp.float32).eps + y.astype(jnp.bool_)
+
+    return jax.lax.fori_loop(0, steps, body, x)
+
+function = jaxd.persistent_call(step, static_argnames="steps")
+x = np.ones((4, 3), "f4")
+
+def traces_of(call):
+    before = jaxd.statistics().traces
+    call()
+    return jaxd.statistics().traces - before
+
+found = [traces_of(lambda: function(x, steps=3)) for _ in range(2)]
+light = function.fingerprint
+import jax
+import jax.numpy
+found.append(traces_of(lambda: function(x, steps=3)))
+found.append(traces_of(lambda: function(jax.numpy.asarray(x), steps=3)))
+found.append(light == function.fingerprint)
+jax.config.update("jax_default_matmul_precision", "highest")
+found.append(traces_of(lambda: function(x, steps=3)))
+jax.nn.swish = jax.nn.relu
+found.append(traces_of(lambda: function(x, steps=3)))
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.counts_builds
+def test_a_process_that_imports_jax_after_its_first_calls_traces_nothing_anew(
+    live: LiveServer,
+) -> None:
+    """A setting that the user changes then, and what is put into jax, count as ever."""
+    done = live.run(JAX_LATER)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [1, 0, 0, 0, True, 1, 1]
+
+
+EVERY_NAME = """
+import json, sys, types
+from jaxd_protocol.fingerprint import walk
+
+def digests(names):
+    space = {"__name__": "__main__"}
+    found = {}
+    for module, name in names:
+        exec(f"def f(x):\\n import {module}\\n return {module}.{name}(x)", space)
+        found[f"{module}.{name}"] = walk(space["f"], "f").fingerprint.digest.hex()
+    return found
+
+names = json.loads(sys.argv[1])
+light = digests(names)
+assert "jax" not in sys.modules
+import jax.debug, jax.export
+now = digests(names)
+print(json.dumps([name for name in now if now[name] != light[name]]))
+"""
+
+_STILL_COUNTED = {
+    "jax.ad",
+    "jax.checking_leaks",
+    "jax.checkpoint_policies",
+    "jax.debug.log",
+    "jax.dtypes.float0",
+    "jax.float0",
+    "jax.lax.ConvGeneralDilatedDimensionNumbers",
+    "jax.lax.DotDimensionNumbers",
+    "jax.lax.PrecisionLike",
+    "jax.lax.random_gamma_grad",
+    "jax.memory",
+    "jax.tree_util.KeyPath",
+}
+"""What jax makes while it is imported, so that nothing shows that it is jax's own."""
+
+
+def test_no_other_name_of_jax_counts_more_where_jax_is_imported(live: LiveServer) -> None:
+    """Of its public modules."""
+    modules = "jax jax.numpy jax.nn jax.lax jax.random jax.tree_util jax.dtypes jax.debug"
+    names = [
+        (module, name)
+        for module in modules.split()
+        for name in dir(importlib.import_module(module))
+        if not name.startswith("_")
+    ]
+    done = live.run(EVERY_NAME, json.dumps(names))
+    assert done.returncode == 0, done.stderr
+    assert set(json.loads(done.stdout)) <= _STILL_COUNTED
 
 
 def late_module(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:

@@ -13,11 +13,11 @@ import functools
 import math
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from importlib.machinery import FrozenImporter, SourceFileLoader, SourcelessFileLoader
-from itertools import pairwise
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 from zipimport import zipimporter
 
@@ -40,6 +40,15 @@ _CONSTANTS: Final = {
 
 _STORE_GLOBAL: Final = dis.opmap["STORE_GLOBAL"]
 
+_LIBRARY_OF: Final = {"jax": "jaxlib"}
+"""Packages whose machine code is a package of its own."""
+
+_NUMPYS_OWN: Final = {"bool_": "bool"}
+"""What numpy calls by another name than that under which it has it, and jax after it."""
+
+_MAX_ALIASES: Final = 10
+"""How often a library may rename what it defines."""
+
 _MAX_PLAIN_ITEMS: Final = 1000
 """Items of a container of plain data that is still looked at."""
 
@@ -49,12 +58,30 @@ def is_unpatched(
 ) -> bool:
     """Whether `value`, found as `name` in an installed module, certainly belongs there.
 
+    That is where it is what its own name says, or the module's code gives it this name, and it
+    belongs to where that code takes it from: a process that has not imported the library counts
+    nothing for it, and must have the same key.
+
     Args:
         module: the installed module.
         name: of the attribute.
         value: what is there now.
         is_local: whether a module is the user's own.
     """
+    for _ in range(_MAX_ALIASES):
+        if _is_own(module, name, value, is_local):
+            return True
+        if type(value) in ATOMS or is_local(module.__name__):
+            return False
+        origin = _origin(module, name)
+        if origin is None or vars(origin[0]).get(origin[1]) is not value:
+            return False
+        module, name = origin
+    return False
+
+
+def _is_own(module: ModuleType, name: str, value: Any, is_local: Callable[[str], bool]) -> bool:
+    """Whether the value itself shows that it belongs there."""
     if type(value) in ATOMS:
         return _is_known_constant(name, value)
     if isinstance(value, ModuleType):
@@ -68,10 +95,20 @@ def is_unpatched(
     own = getattr(value, "__name__", None)
     home = getattr(value, "__module__", None)
     if isinstance(own, str) and isinstance(home, str):
-        same = own.rpartition(".")[2] == name and importable_name(value) is not None
-        return same and home.partition(".")[0].lstrip("_") == _top(module)
+        same = own.rpartition(".")[2] in (name, _NUMPYS_OWN.get(name)) and _is_found(module, value)
+        return same and home.partition(".")[0].lstrip("_") in (
+            _top(module),
+            _LIBRARY_OF.get(_top(module)),
+        )
     # an object: of a class of the module's own package, or it was patched in
     return str(type(value).__module__).partition(".")[0].lstrip("_") in (_top(module), "builtins")
+
+
+def _is_found(module: ModuleType, value: Any) -> bool:
+    """Whether its own name leads to it, or it is a function that the module's code defines."""
+    if importable_name(value) is not None:
+        return True
+    return isinstance(value, FunctionType) and value.__globals__ is vars(module)
 
 
 def is_own_code(value: Any, is_local: Callable[[str], bool]) -> bool:
@@ -102,22 +139,29 @@ def is_replaced_constant(module: ModuleType, name: str, value: Any) -> bool:
         value: what is there now: a plain value, an array or a number of numpy.
     """
     is_data = is_plain_data(value) or is_array(value) or type(value).__module__ == "numpy"
-    # a library may have put some object in its place
-    kind: Any = type(module)
-    is_module = issubclass(kind, ModuleType) and kind.__hash__ is object.__hash__
-    if not (is_data and is_module):
-        return False
-    spec = getattr(module, "__spec__", None)
-    known = _constants.get(module)
-    if known is None or known[0] is not spec:
-        known = _constants[module] = spec, _constants_of(module)
-    own = known[1].get(name, ())
+    own = _assignments(module).constants.get(name, ()) if is_data else ()
     return bool(own) and not any(is_same(value, each) for each in own)
 
 
-_constants: Final[WeakKeyDictionary[ModuleType, tuple[Any, dict[str, list[Any]]]]] = (
-    WeakKeyDictionary()
-)
+# what the code of a module assigns ----------------------------------------------------------------
+
+
+class _Assignments(NamedTuple):
+    """What the code of a module assigns to its names, as far as that can be read.
+
+    Attributes:
+        constants: the names to which it assigns nothing but constants, each with these.
+        origins: the names to which it assigns once, what stands elsewhere under another name: the
+            full name of the module there, empty for itself, and the names that lead on from it.
+    """
+
+    constants: Mapping[str, list[Any]]
+    origins: Mapping[str, tuple[str, tuple[str, ...]]]
+
+
+_NOTHING_KNOWN: Final = _Assignments({}, {})
+
+_known: Final[WeakKeyDictionary[ModuleType, tuple[Any, _Assignments]]] = WeakKeyDictionary()
 """With the spec, which `importlib.reload` replaces."""
 
 _ASSIGNS: Final = ("STORE_NAME", "STORE_GLOBAL")
@@ -125,32 +169,98 @@ _IMPORT_STAR: Final = (("IMPORT_STAR", 0), ("CALL_INTRINSIC_1", 2))
 _LOADERS: Final = (SourceFileLoader, SourcelessFileLoader, zipimporter)
 
 
-def _constants_of(module: ModuleType) -> dict[str, list[Any]]:
-    """The names to which a module assigns nothing but constants, each with these.
+def _assignments(module: ModuleType) -> _Assignments:
+    """Nothing where that cannot be known: of a module in machine code, for instance."""
+    # a library may have put some object in its place
+    kind: Any = type(module)
+    if not (issubclass(kind, ModuleType) and kind.__hash__ is object.__hash__):
+        return _NOTHING_KNOWN
+    spec = getattr(module, "__spec__", None)
+    known = _known.get(module)
+    if known is None or known[0] is not spec:
+        known = _known[module] = spec, _read_assignments(module)
+    return known[1]
 
-    There are none where that cannot be known: of a module in machine code, for instance.
-    """
+
+def _read_assignments(module: ModuleType) -> _Assignments:
     loader: Any = getattr(module.__spec__, "loader", None)
     if type(loader) not in _LOADERS and loader is not FrozenImporter:
-        return {}  # who knows what that does when it is asked
+        return _NOTHING_KNOWN  # who knows what that does when it is asked
     try:
         code = loader.get_code(module.__name__)
-        return {} if code is None else _constants_in(code)
     except (ImportError, OSError, SyntaxError, ValueError):  # such as an integer of 5,000 digits
-        return {}
+        return _NOTHING_KNOWN
+    return _NOTHING_KNOWN if code is None else _assigned_in(code, str(module.__package__))
 
 
-def _constants_in(code: CodeType) -> dict[str, list[Any]]:
-    found: dict[str, list[Any]] = {}
+def _assigned_in(code: CodeType, package: str) -> _Assignments:
+    constants: dict[str, list[Any]] = {}
+    origins: dict[str, tuple[str, tuple[str, ...]]] = {}
+    stored = Counter[str]()
     others = _assigned_by_functions(code)
-    for before, each in pairwise(Instructions(code)):
+    listed = Instructions(code)
+    imported = ""
+    for at, each in enumerate(listed):
         if (each.op, each.arg) in _IMPORT_STAR:
-            others.update(found)
-        elif (each.op in _ASSIGNS, before.op, each.target) == (True, "LOAD_CONST", False):
-            found.setdefault(each.value, []).append(before.value)
-        elif each.op in _ASSIGNS or each.op == "DELETE_NAME":
+            others.update(stored)
+        elif each.op == "IMPORT_NAME":
+            imported = _absolute(each.value, listed[at - 2].value, package)
+        elif each.op in _ASSIGNS and at:
+            stored[each.value] += 1
+            before = listed[at - 1]
+            if before.op == "LOAD_CONST" and not each.target:
+                constants.setdefault(each.value, []).append(before.value)
+                continue
             others.add(each.value)
-    return {name: own for name, own in found.items() if name not in others}
+            origins[each.value] = _taken_from(listed, at, imported)
+        elif each.op == "DELETE_NAME":
+            others.add(each.value)
+    by_functions = _assigned_by_functions(code)
+    return _Assignments(
+        {name: own for name, own in constants.items() if name not in others},
+        {
+            name: origin
+            for name, origin in origins.items()
+            if origin[1] and stored[name] == 1 and name not in by_functions
+        },
+    )
+
+
+def _absolute(name: str, level: Any, package: str) -> str:
+    """The full name of a module in an import statement; empty where it has none."""
+    if not isinstance(level, int) or level <= 0:
+        return name
+    parts = package.split(".")
+    return ".".join([*parts[: len(parts) - level + 1], *([name] if name else [])])
+
+
+def _taken_from(listed: Instructions, at: int, imported: str) -> tuple[str, tuple[str, ...]]:
+    """Where the value comes from that an instruction stores; without names where that is unknown.
+
+    Of `a = b = value` each comes from the other.
+    """
+    before = listed[at - 1]
+    if before.op == "IMPORT_FROM":
+        return imported, (before.value,)
+    if before.op == "COPY" and listed[at + 1].op in _ASSIGNS:
+        return "", (listed[at + 1].value,)
+    if before.op in _ASSIGNS and listed[at - 2].op == "COPY":
+        return "", (before.value,)
+    names: list[str] = []
+    while listed[at - 1].op == "LOAD_ATTR" and at > 1:
+        names.insert(0, listed[at - 1].value)
+        at -= 1
+    loads = listed[at - 1].op == "LOAD_NAME"
+    return "", ((listed[at - 1].value, *names) if loads else ())
+
+
+def _origin(module: ModuleType, name: str) -> tuple[ModuleType, str] | None:
+    """The module and name from which a module's own code takes what it gives this name."""
+    home, names = _assignments(module).origins.get(name, ("", ()))
+    owner: Any = sys.modules.get(home) if home else module
+    for step in names[:-1]:
+        owner = vars(owner).get(step) if isinstance(owner, ModuleType) else None
+    return (owner, names[-1]) if names and isinstance(owner, ModuleType) else None
 
 
 def _assigned_by_functions(code: CodeType) -> set[str]:

@@ -63,6 +63,15 @@ def judged(module: ModuleType, name: str, value: Any) -> bool:
         (json, "dumps", json.dumps),
         (json, "JSONDecoder", json.JSONDecoder),
         (json, "decoder", json.decoder),
+        (jax.nn, "swish", jax.nn.silu),
+        (jax.numpy, "ndarray", jax.Array),
+        (jax.numpy, "bool_", jax.numpy.bool_),
+        (jax.numpy, "csingle", jax.numpy.complex64),
+        (jax.numpy, "finfo", jax.numpy.finfo),
+        (jax.dtypes, "issubdtype", vars(jax.dtypes)["issubdtype"]),
+        (jax.debug, "print", jax.debug.print),
+        (jax.sharding, "Sharding", jax.sharding.Sharding),
+        (jax, "Device", jax.Device),
     ],
     ids=lambda value: getattr(value, "__name__", None) or str(value),
 )
@@ -96,6 +105,62 @@ def test_what_a_module_came_with_is_its_own(module: ModuleType, name: str, value
 def test_what_somebody_may_have_put_there_is_not(name: str, value: Any) -> None:
     """The user's functions, however they are wrapped, functions of another name, and data."""
     assert not judged(json, name, value)
+
+
+def test_another_function_of_the_library_under_such_a_name_is_not_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nor where it was put into each module that has the name."""
+    assert not judged(jax.nn, "swish", jax.nn.gelu)
+    functions = import_module(jax.nn.silu.__module__)
+    monkeypatch.setattr(functions, "swish", jax.nn.gelu)
+    assert not judged(jax.nn, "swish", jax.nn.gelu)
+    monkeypatch.setattr(functions, "silu", jax.nn.gelu)
+    assert not judged(jax.nn, "swish", jax.nn.gelu)
+
+
+ORIGINS = """
+from .sub.inner import first as renamed, first
+from {package}.sub import inner
+chained = other = make = len
+attribute = inner.first
+twice = first
+twice = make
+deleted = first
+del deleted
+def function(): pass
+def assigns():
+    global late
+    late = make
+late = first
+if renamed:
+    conditional = first
+"""
+
+
+def test_names_are_followed_to_where_the_code_of_the_module_takes_them_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is assigned twice, or by a function, may be anything."""
+    package = tmp_path / "site-packages" / "origins_of"
+    (package / "sub").mkdir(parents=True)
+    (package / "__init__.py").write_text(ORIGINS.format(package="origins_of"))
+    (package / "sub" / "__init__.py").write_text("")
+    (package / "sub" / "inner.py").write_text("def first(): pass\ndef second(): pass\n")
+    monkeypatch.syspath_prepend(package.parent)
+    module = import_module("origins_of")
+    first = import_module("origins_of.sub.inner").first
+    found = {
+        name
+        for name in ("renamed", "attribute", "conditional", "twice", "late", "deleted")
+        if judged(module, name, first)
+    }
+    assert found == {"renamed", "attribute", "conditional", "deleted"}
+    second = import_module("origins_of.sub.inner").second
+    assert not judged(module, "renamed", second)
+    assert judged(module, "function", module.function)
+    for name in [name for name in sys.modules if name.startswith("origins_of")]:
+        monkeypatch.delitem(sys.modules, name)
 
 
 def test_a_function_from_another_package_is_not_its_own() -> None:
