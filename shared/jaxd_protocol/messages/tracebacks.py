@@ -113,21 +113,29 @@ def traceback_of(
         wanted = [each for each in wanted if _root(each) not in _JAX_PACKAGES]
     trace: TracebackType | None = None
     for each in reversed(wanted):
-        shown = _shown_frame(each, find_code(each.code) if find_code is not None else ())
-        made = _make_frame(shown)
+        shown, first_line = _shown_frame(
+            each, find_code(each.code) if find_code is not None else ()
+        )
+        made = _make_frame(shown, first_line)
         trace = TracebackType(trace, made, made.f_lasti, max(1, shown.line))
     return trace
 
 
-def _shown_frame(frame: RemoteFrame, found: Sequence[CodeType]) -> RemoteFrame:
-    """The frame where this process has its code; as the other end has it where it has none."""
+def _shown_frame(frame: RemoteFrame, found: Sequence[CodeType]) -> tuple[RemoteFrame, int]:
+    """The frame where this process has its code; as the other end has it where it has none.
+
+    And the first line of the code: IPython counts the lines that it shows from there.
+    """
     if not found:
-        return frame._replace(file=display_file(frame.file))
+        return frame._replace(file=display_file(frame.file)), max(1, frame.line)
     code = min(
         found, key=lambda c: (c.co_filename != frame.file, abs(c.co_firstlineno - frame.line))
     )
     place = _position(code, frame.offset, None)
-    return RemoteFrame(code.co_filename, frame.module, frame.name, *place, frame.code, frame.offset)
+    shown = RemoteFrame(
+        code.co_filename, frame.module, frame.name, *place, frame.code, frame.offset
+    )
+    return shown, code.co_firstlineno
 
 
 def display_file(file: str) -> str:
@@ -203,15 +211,14 @@ class _Here(Exception):
 _PROTOTYPE: Final = compile("raise _Here", "<jaxd>", "exec")
 
 
-def _make_frame(place: RemoteFrame) -> FrameType:
-    """A frame of code with that position. It has run, and does nothing."""
-    line = max(1, place.line)
+def _make_frame(place: RemoteFrame, first_line: int) -> FrameType:
+    """A frame of code with that position and first line. It has run, and does nothing."""
     code = _PROTOTYPE.replace(
         co_filename=place.file,
         co_name=place.name,
         co_qualname=place.name,
-        co_firstlineno=line,
-        co_linetable=_line_table(_PROTOTYPE, place),
+        co_firstlineno=first_line,
+        co_linetable=_line_table(_PROTOTYPE, place, max(1, place.line) - first_line),
     )
     trace = None
     try:
@@ -223,17 +230,24 @@ def _make_frame(place: RemoteFrame) -> FrameType:
     return trace.tb_next.tb_frame
 
 
-def _line_table(code: CodeType, place: RemoteFrame) -> bytes:
-    """One position for all instructions, as CPython 3.11 and later write it (PEP 626)."""
-    kind, numbers = 13, [0]  # without columns
+def _line_table(code: CodeType, place: RemoteFrame, skipped: int) -> bytes:
+    """One position for all instructions, as CPython 3.11 and later write it (PEP 626).
+
+    It begins that many lines below the first one of the code.
+    """
+    kind, numbers = 13, list[int]()  # without columns
     known = min(place.end_line, place.column, place.end_column) >= 0
     if known and place.end_line - place.line <= _MAX_LINES:
         lines = max(0, place.end_line - place.line)
-        kind, numbers = 14, [0, lines, place.column + 1, place.end_column + 1]
+        kind, numbers = 14, [lines, place.column + 1, place.end_column + 1]
     position = b"".join(map(_varint, numbers))
+    below = _varint(skipped << 1 if skipped >= 0 else (-skipped << 1) | 1)
     units = len(code.co_code) // 2
     lengths = (min(8, units - start) for start in range(0, units, 8))
-    return b"".join(bytes((0x80 | kind << 3 | length - 1,)) + position for length in lengths)
+    heads = (bytes((0x80 | kind << 3 | length - 1,)) for length in lengths)
+    return b"".join(
+        head + (_varint(0) if at else below) + position for at, head in enumerate(heads)
+    )
 
 
 def _varint(number: int) -> bytes:

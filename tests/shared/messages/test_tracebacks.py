@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import linecache
 import os
 import re
@@ -14,7 +15,13 @@ from typing import Any
 
 import pytest
 
-from jaxd_protocol.messages.tracebacks import RemoteFrame, format_traceback, frames_of, traceback_of
+from jaxd_protocol.messages.tracebacks import (
+    RemoteFrame,
+    code_mark,
+    format_traceback,
+    frames_of,
+    traceback_of,
+)
 from tests.live_server import source_environment
 
 
@@ -35,6 +42,23 @@ def outer() -> int:
     return inner(
         {},
     )
+
+
+def test_a_frame_of_known_code_counts_its_lines_from_where_the_code_begins() -> None:
+    """As `inspect` does, by which IPython shows the lines of a cell."""
+    codes = {code_mark(each.__code__): each.__code__ for each in (inner, outer)}
+    frames = frames_of(caught(outer))
+    made = traceback_of(
+        frames, with_jax=False, find_code=lambda mark: [codes[mark]] if mark in codes else ()
+    )
+    lines = [
+        inspect.getsourcelines(frame)[0][line - frame.f_code.co_firstlineno].strip()
+        for frame, line in traceback.walk_tb(made)
+        if frame.f_code.co_name in ("inner", "outer")
+    ]
+    assert lines == ["return inner(", 'return 1 + table["a"] + 2']
+    firsts = {frame.f_code.co_firstlineno for frame, _ in traceback.walk_tb(made)}
+    assert {inner.__code__.co_firstlineno, outer.__code__.co_firstlineno} <= firsts
 
 
 def shown(error: BaseException) -> str:
