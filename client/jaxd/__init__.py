@@ -93,6 +93,7 @@ _LAZY_EXPORTS: Final = {
     "Statistics": "jaxd.dispatch.server_reports",
     "install": "jaxd.api.launch.process",
     "last_error": "jaxd.tracing.derived_call",
+    **dict.fromkeys(("load_ipython_extension", "unload_ipython_extension"), "jaxd.cli.notebook"),
 }
 """Public names, each with its module. No module has the name of one of them."""
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from queue import Empty
-from typing import Any
 
 import pytest
 
-from tests.identity.projects import needs
+from tests.kernels import Kernel, kernel
 from tests.live_server import source_environment
 
 CELL = """
@@ -34,56 +29,9 @@ DIGEST_PROGRAM = """
 from jaxd_protocol.fingerprint import walk
 print([walk(f, f.__name__).fingerprint.digest.hex() for f in (step, helper, Model)])
 """
-TIMEOUT_S = 30
 
 
-class Notebook:
-    """A kernel in a process of its own, spoken to over Unix sockets."""
-
-    def __init__(self, folder: Path) -> None:
-        from jupyter_client.manager import KernelManager
-
-        self.manager = KernelManager(transport="ipc", ip=str(folder / "kernel"))
-        self.environment = source_environment(folder, IPYTHONDIR=str(folder), HOME=str(folder))
-        self.manager.start_kernel(env=self.environment, cwd=str(folder))
-        self.client = self._connect()
-
-    def _connect(self) -> Any:
-        client = self.manager.client()
-        client.start_channels()
-        client.wait_for_ready(timeout=TIMEOUT_S)
-        return client
-
-    def restart(self) -> None:
-        """Ends the process and starts another."""
-        self.client.stop_channels()
-        self.manager.restart_kernel(now=True)
-        self.client = self._connect()
-
-    def run(self, cell: str) -> str:
-        """What a cell prints."""
-        printed: list[str] = []
-
-        def hear(message: Any) -> None:
-            content = message["content"]
-            assert message["msg_type"] != "error", content
-            if message["msg_type"] == "stream":
-                printed.append(content["text"])
-
-        try:
-            self.client.execute_interactive(cell, timeout=TIMEOUT_S, output_hook=hear)
-        except (TimeoutError, Empty):
-            pytest.fail("the kernel does not answer")
-        return "".join(printed)
-
-    def close(self) -> None:
-        """Ends the kernel."""
-        self.client.stop_channels()
-        self.manager.shutdown_kernel(now=True)
-        self.manager.cleanup_resources()
-
-
-def _session_digests(notebook: Notebook) -> Iterator[tuple[str, str]]:
+def _session_digests(notebook: Kernel) -> Iterator[tuple[str, str]]:
     for name, cell in (
         ("first", CELL),
         ("run again", CELL),
@@ -92,30 +40,23 @@ def _session_digests(notebook: Notebook) -> Iterator[tuple[str, str]]:
         ("another helper", OTHER),
         ("the helper restored", CELL),
     ):
-        notebook.run(cell)
-        yield name, notebook.run(DIGEST_PROGRAM)
+        notebook.print(cell)
+        yield name, notebook.print(DIGEST_PROGRAM)
     notebook.restart()
-    notebook.run("x = 1")
-    notebook.run(CELL)
-    yield "after a restart", notebook.run(DIGEST_PROGRAM)
+    notebook.print("x = 1")
+    notebook.print(CELL)
+    yield "after a restart", notebook.print(DIGEST_PROGRAM)
 
 
 @pytest.fixture(scope="module")
 def seen() -> Iterator[dict[str, str]]:
     """What the digests are as a session goes on."""
-    needs("ipykernel")
-    needs("jupyter_client")
-    folder = Path(tempfile.mkdtemp(prefix="jaxd-", dir="/tmp"))  # sun_path has 107 bytes
-    before = dict(os.environ)
-    os.environ.update(JUPYTER_RUNTIME_DIR=str(folder), JUPYTER_DATA_DIR=str(folder / "data"))
-    notebook = Notebook(folder)
-    try:
+
+    def environment(folder: Path) -> dict[str, str]:
+        return source_environment(folder)
+
+    with kernel(environment) as notebook:
         yield dict(_session_digests(notebook))
-    finally:
-        notebook.close()
-        os.environ.clear()
-        os.environ.update(before)
-        shutil.rmtree(folder)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -12,7 +12,7 @@ from jaxd.api.function import PersistentFunction
 from jaxd.api.options import check_option_values
 from jaxd.connection.settings import Fallbacks, Places, Settings
 from jaxd.dispatch.caller import Caller, default_caller
-from jaxd.dispatch.server_reports import Device, Statistics, device_index
+from jaxd.dispatch.server_reports import Device, Devices, Statistics, device_index
 from jaxd.interop.remote_array import RemoteArray, handle_reducer
 from jaxd.transfer import shared_arrays
 from jaxd.transfer.shared_memory import shared_pool
@@ -71,7 +71,7 @@ class Client:
 
     def devices(self) -> tuple[Device, ...]:
         """As `jaxd.devices`, of this client's server."""
-        return tuple(map(Device.from_report, self.caller.session.ask("devices")["devices"]))
+        return Devices(map(Device.from_report, self.caller.session.ask("devices")["devices"]))
 
     def put(self, tree: Any, *, name: str | None = None, ttl_s: float | None = None) -> Any:
         """As `jaxd.put`, on this client's server."""

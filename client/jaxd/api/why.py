@@ -85,6 +85,15 @@ class Why:
         programs = [dict(program) for program in self.programs]
         return fields | {"advice": list(self.advice), "programs": programs}
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(str(self))  # IPython's
+
+    def _repr_html_(self) -> str:
+        from jaxd.interop.html_views import paragraphs, titled  # for notebooks
+
+        title, *lines = str(self).split("\n")
+        return titled(title, paragraphs(lines))
+
     def __str__(self) -> str:
         lines = [f"{self.function}: {self.verdict}"]
         if self.differences:

@@ -16,7 +16,6 @@ from jaxd.cli.commands import (
     lifecycle,
     logs,
     memory,
-    report,
     run,
     status,
     token,
@@ -67,7 +66,7 @@ class Help:
     def run(arguments: argparse.Namespace) -> int:
         """Prints it: 0, or for one command does not return, as after its `--help`."""
         if arguments.command:
-            return _run([*arguments.command, "--help"])
+            return run_words([*arguments.command, "--help"])
         print(_help_text())
         return 0
 
@@ -163,7 +162,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         try:
-            return _run(words)
+            return run_words(words)
         finally:
             sys.stdout.flush()  # a closed pipe shows here, and not at Python's exit
     except JaxdError as error:
@@ -178,7 +177,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _FAILED
 
 
-def _run(words: Sequence[str]) -> int:
+def run_words(words: Sequence[str]) -> int:
+    """Runs one command, and returns its exit code.
+
+    Raises:
+        JaxdError: as the command.
+        SystemExit: as `main`.
+    """
     first = words[0] if words else "help"
     words = [_ALIASES.get(first, first), *words[1:]]
     if isinstance(command := _COMMANDS.get(words[0]), Forwarded):

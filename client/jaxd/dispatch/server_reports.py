@@ -93,6 +93,20 @@ class Statistics(NamedTuple):
         """The counters out of a server's report, which may hold more."""
         return cls(**{name: report[name] for name in cls._fields})
 
+    def _repr_html_(self) -> str:
+        from jaxd.interop.html_views import table, titled  # for notebooks
+
+        rows = [(name, _shown(name, value)) for name, value in self._asdict().items() if value]
+        return titled("What the server did", table(("counter", "value"), rows))
+
+
+def _shown(name: str, value: float) -> str:
+    from jaxd_protocol.base.terminal import duration, size
+
+    if name.endswith("_s"):
+        return duration(value)
+    return size(value) if "bytes" in name else f"{value:,}"
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
@@ -123,6 +137,31 @@ class Device:
     def from_report(cls, row: Mapping[str, Any]) -> Device:
         """Reads what a server answered."""
         return cls(**{name: row[name] for name in cls.__slots__})
+
+
+class Devices(tuple[Device, ...]):
+    """The devices of a server, in jax's order."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        from jaxd.interop.html_views import table, titled  # for notebooks
+        from jaxd_protocol.base.terminal import size
+
+        head = ("index", "platform", "kind", "in use", "memory", "clients", "yours")
+        rows = [
+            (
+                each.index,
+                each.platform,
+                each.kind,
+                size(each.bytes_in_use),
+                size(each.bytes_limit),
+                each.sessions,
+                "yes" if each.is_yours else "",
+            )
+            for each in self
+        ]
+        return titled("Devices", table(head, rows))
 
 
 def device_index(device: SupportsIndex | None) -> int | None:

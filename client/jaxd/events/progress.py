@@ -1,4 +1,4 @@
-"""Shows on a terminal that a call is being compiled, for how long, and why.
+"""Shows on a terminal, or in a notebook, that a call is being compiled, for how long, and why.
 
 Also how much of a large message has been sent or received, when that takes long.
 """
@@ -10,7 +10,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from contextlib import suppress
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.base.process import reset_after_fork
@@ -19,7 +19,7 @@ _SHOW_AFTER_S = 1.0
 """Nothing is shown for a call that is answered sooner."""
 
 _TICK_S = 0.25
-_TERMINAL_S = 0.1
+_DISPLAY_S = 0.1
 """How long a call waits for its turn to write, also while Ctrl-S stops the terminal."""
 
 _MAX_FINISHED = 256
@@ -44,8 +44,54 @@ class TransferSource(Protocol):
         """A verb, how many bytes have been moved, and how many there are; None when it is over."""
 
 
+class Display(Protocol):
+    """What shows one line at a time, in the place of the line before."""
+
+    is_shared: ClassVar[bool]
+    """Whether other output is written to the same place, for which the line is cleared."""
+
+    def show(self, text: str) -> None:
+        """Shows a line; nothing for an empty text. What ends in a newline stays there."""
+
+
+class Terminal:
+    """The line of stderr that the cursor is in."""
+
+    is_shared: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        self._shown = 0  # width of the line
+
+    def show(self, text: str) -> None:
+        """Writes it over the current line."""
+        line = text.rstrip("\n")
+        blank = " " * max(0, self._shown - len(line))
+        self._shown = 0 if text.endswith("\n") else len(line)
+        sys.stderr.write(f"\r{line}{blank}" + text[len(line) :] + ("" if text else "\r"))
+        sys.stderr.flush()
+
+
+class Displays:
+    """Where progress is shown in this process.
+
+    Attributes:
+        notebook: where a notebook has asked for it; else on stderr, if that is a terminal.
+    """
+
+    def __init__(self) -> None:
+        self.notebook: Display | None = None
+        self._terminal = Terminal()
+
+    def current(self) -> Display | None:
+        """The display; None: nothing is shown."""
+        return self.notebook or (self._terminal if _is_terminal() else None)
+
+
+displays: Final = Displays()
+
+
 class Progress:
-    """A progress line on stderr for long calls and transfers; nothing if it is no terminal.
+    """A progress line for long calls and transfers, on the display of this process if it has one.
 
     Attributes:
         is_active: whether calls have stages, or a transfer is shown: then `finish` must be called.
@@ -60,17 +106,17 @@ class Progress:
         self._calls: dict[_CallKey, _CallProgress] = {}
         self._transfers: dict[TransferSource, float] = {}  # with their start times
         self._finished = BoundedDict[_CallKey, None](_MAX_FINISHED)  # late events are ignored
-        self._lock = threading.Lock()  # guards all but _terminal; not held while writing
+        self._lock = threading.Lock()  # guards all but _writes; not held while writing
         self._ticker: threading.Thread | None = None
         self._shows_transfer = False
         self.is_active = False
-        self._shown = 0  # width of the line once all of _texts is written
+        self._shown = ""  # once all of _texts is written
         self._texts: deque[str] = deque()  # not yet written
-        self._terminal = threading.Lock()  # held by the thread that writes
+        self._writes = threading.Lock()  # held by the thread that writes
 
     def event(self, connection: object, number: int, kind: str, content: dict[str, Any]) -> None:
         """Notes that call `number` of a connection entered a stage, or why it was compiled."""
-        if kind not in ("stage", "built") or not _is_terminal():
+        if kind not in ("stage", "built") or displays.current() is None:
             return
         key = (connection, number)
         with self._lock:
@@ -87,7 +133,7 @@ class Progress:
 
     def transfer(self, connection: TransferSource) -> None:
         """Notes that the transfer of a large message over a connection begins."""
-        if _is_terminal():
+        if displays.current() is not None:
             with self._lock:
                 self._transfers.setdefault(connection, time.monotonic())
                 self._start_ticker()
@@ -120,8 +166,9 @@ class Progress:
         self._write()
 
     def clear_line(self) -> None:
-        """Clears the progress line before other output is written."""
-        if self._shown:
+        """Clears the progress line before other output is written, where that is in its way."""
+        display = displays.current() if self._shown else None
+        if display is not None and display.is_shared:
             with self._lock:
                 self._put("")
             self._write()
@@ -165,23 +212,23 @@ class Progress:
             self._put(f"jaxd: {call.stage} {subject} … {call.seconds:.0f} s")
 
     def _put(self, text: str) -> None:
-        """Queues `text` to be written over the current line."""
-        line = text.rstrip("\n")
-        blank = " " * max(0, self._shown - len(line))
-        self._shown = 0 if text.endswith("\n") else len(line)
-        self._texts.append(f"\r{line}{blank}" + text[len(line) :] + ("" if text else "\r"))
+        """Queues `text` to be shown in the place of the current line."""
+        if text != self._shown:
+            self._shown = "" if text.endswith("\n") else text
+            self._texts.append(text)
 
     def _write(self) -> None:
-        """Writes the queued texts, unless another thread is writing them."""
-        while self._texts and self._terminal.acquire(timeout=_TERMINAL_S):
+        """Shows the queued texts, unless another thread is showing them."""
+        while self._texts and self._writes.acquire(timeout=_DISPLAY_S):
             try:
                 while self._texts:
-                    sys.stderr.write(self._texts.popleft())
-                    sys.stderr.flush()
+                    text, display = self._texts.popleft(), displays.current()
+                    if display is not None:
+                        display.show(text)
             except (OSError, ValueError):  # the terminal is gone
                 self._texts.clear()
             finally:
-                self._terminal.release()
+                self._writes.release()
 
 
 class _CallProgress:

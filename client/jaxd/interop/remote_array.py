@@ -18,7 +18,7 @@ from contextvars import ContextVar
 from itertools import repeat
 from numbers import Integral
 from operator import is_
-from typing import Any, Final, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
 from jaxd.interop.jax_runtime import array_library, loaded_jax, native_array
 from jaxd.interop.lazy_array import ArrayLike, materialized
@@ -26,6 +26,9 @@ from jaxd_protocol.errors import ValueDeleted
 from jaxd_protocol.messages.data_locations import spans_of
 from jaxd_protocol.pytree import Leaf
 from jaxd_protocol.pytree.leaves import dtype_of, itemsize_of
+
+if TYPE_CHECKING:
+    from jaxd.interop.html_views import Preview
 
 handle_reducer: Final[ContextVar[Callable[[RemoteArray], tuple[Any, ...]] | None]] = ContextVar(
     "by_handle", default=None
@@ -370,7 +373,27 @@ class RemoteArray(ArrayLike):
         shape = ",".join(map(str, self.shape))
         return f"<jaxd.RemoteArray {kind}[{shape}] on {self.fetcher.address}{end}>"
 
+    def _repr_html_(self) -> str:
+        from jaxd.interop.html_views import array_html  # for notebooks
+
+        return array_html(self)
+
     # what waits or moves
+
+    def preview(self, rows: int = 6, columns: int = 8) -> Preview:
+        """Its first rows and columns, to be looked at; no more than these move.
+
+        Args:
+            rows: how many of the second last dimension, a hundred at most.
+            columns: how many of the last, likewise. Of all others the first element is taken.
+
+        Raises:
+            ValueDeleted: when it was deleted or donated.
+            Exception: what the call raised that was to compute it.
+        """
+        from jaxd.interop.html_views import Preview  # for notebooks
+
+        return Preview(self, rows, columns)
 
     def fetch(self, copy: bool = True) -> Any:
         """The array, here: a `jax.Array` in a process that has imported jax, else numpy's.

@@ -59,7 +59,7 @@ class Parser(argparse.ArgumentParser):
             is_option = name.startswith("-" if self._subparsers else "--")
             if is_option and name not in self._option_string_actions:
                 where = ". Options of a command stand behind it" if self._subparsers else ""
-                near = _suggestion(name, self._option_string_actions)
+                near = suggestion(name, self._option_string_actions)
                 self.error(f"there is no option {name}{near or where}")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -67,7 +67,7 @@ class Parser(argparse.ArgumentParser):
         if action.choices is None or value in action.choices:
             return
         known = [str(choice) for choice in action.choices]
-        near = _suggestion(str(value), known)
+        near = suggestion(str(value), known)
         if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001  it has no other name
             raise argparse.ArgumentError(None, f"there is no command {str(value)!r}{near}")
         listed = ", ".join(known)
@@ -81,7 +81,7 @@ def _keywords(action: argparse.Action) -> dict[str, Any]:
     return {"help": action.help, **({"action": "store_true"} if action.nargs == 0 else told)}
 
 
-def _suggestion(word: str, known: Iterable[str]) -> str:
+def suggestion(word: str, known: Iterable[str]) -> str:
     """``. Did you mean 'status'?``; empty where nothing is near."""
     import difflib  # only for errors
 

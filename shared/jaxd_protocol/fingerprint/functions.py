@@ -1,8 +1,8 @@
-"""Functions, what binds arguments to them, and import statements inside of them.
+"""Functions, what binds arguments to them, and the import statements inside of them.
 
-Of local modules that are not imported yet these do not import any: that would run code, and a light
-client would have to import jax. Their compiled source counts, and that of the local modules which
-it imports in turn.
+Local modules that these import, and that are not imported yet, are not imported for the sake of
+the key: that would run code, and a light client would have to import jax. Their compiled source
+counts, and that of the local modules which it imports in turn.
 """
 
 from __future__ import annotations

@@ -212,7 +212,7 @@ def test_the_child_of_a_fork_begins_anew(terminal: Terminal) -> None:
     """A lock that a thread of the parent held is not its own."""
     shown = Progress()
     shown._lock.acquire()
-    shown._terminal.acquire()
+    shown._writes.acquire()
     process._in_child()
     shown.event("connection", 1, "stage", stage("trace"))
     wait_until(lambda: "tracing" in terminal.getvalue())

@@ -1,4 +1,4 @@
-"""`jaxd start`, `stop`, `restart` and `relay`: a server of this machine, and the way to it."""
+"""`jaxd start`, `jaxd stop`, `jaxd restart`, `jaxd relay`: a server of this machine."""
 
 from __future__ import annotations
 
