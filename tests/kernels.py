@@ -105,6 +105,15 @@ class Kernel:
             pytest.fail("the kernel does not answer")
         return Output(messages, reply["content"])
 
+    def run_in_thread(self, cell: str, heard: Callable[[Message], object] | None = None) -> Output:
+        """As `run`, in a thread that ends with it, and so does the event loop that it has there."""
+        from jupyter_core.utils import ensure_event_loop
+
+        try:
+            return self.run(cell, heard)
+        finally:
+            ensure_event_loop().close()
+
     def print(self, cell: str) -> str:
         """What a cell prints; it does not fail."""
         output = self.run(cell)

@@ -75,7 +75,7 @@ def run_until_shown(
         if message[0] in DISPLAYS and text in message[1]["data"]["text/plain"]:
             shown.set()
 
-    running = in_thread(notebook.run, cell, heard)
+    running = in_thread(notebook.run_in_thread, cell, heard)
     then(shown)
     return running.result(TIMEOUT_S)
 

@@ -100,8 +100,17 @@ def _is_own(module: ModuleType, name: str, value: Any, is_local: Callable[[str],
             _top(module),
             _LIBRARY_OF.get(_top(module)),
         )
+    kind = str(type(value).__module__).partition(".")[0].lstrip("_")
+    if kind == _LIBRARY_OF.get(_top(module)):
+        return _is_decorated(module, name, getattr(value, "__wrapped__", None))
     # an object: of a class of the module's own package, or it was patched in
-    return str(type(value).__module__).partition(".")[0].lstrip("_") in (_top(module), "builtins")
+    return kind in (_top(module), "builtins")
+
+
+def _is_decorated(module: ModuleType, name: str, inner: Any) -> bool:
+    """Whether what a decorator of the library has wrapped is the module's function of that name."""
+    is_there = isinstance(inner, FunctionType) and inner.__globals__ is vars(module)
+    return is_there and inner.__name__ == name
 
 
 def _is_found(module: ModuleType, value: Any) -> bool:

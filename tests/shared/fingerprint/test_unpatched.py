@@ -107,6 +107,21 @@ def test_what_somebody_may_have_put_there_is_not(name: str, value: Any) -> None:
     assert not judged(json, name, value)
 
 
+class Counting:
+    """An object of the user's around a function of a library."""
+
+    def __init__(self, function: Any) -> None:
+        self.__name__ = function.__name__
+        self.__wrapped__ = function
+
+
+def test_an_object_around_a_function_of_the_library_is_not_its_own() -> None:
+    """Whatever it says of itself."""
+    assert not judged(jax, "local_devices", Counting(jax.local_devices))
+    assert not judged(jax.nn, "swish", Counting(jax.nn.silu))
+    assert judged(jax, "local_devices", jax.local_devices)
+
+
 def test_another_function_of_the_library_under_such_a_name_is_not_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
