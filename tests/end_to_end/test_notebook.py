@@ -285,6 +285,32 @@ def test_a_cell_with_the_magic_is_served_and_the_next_is_not(notebook: Kernel) -
     assert notebook.print(again) == "HookedFunction HookedFunction\n"
 
 
+@pytest.mark.parametrize("magics", ["%%jaxd\n%%time", "%%time\n%%jaxd", "%%jaxd\nawait sleep(0)"])
+def test_the_magic_stands_beside_others(notebook: Kernel, magics: str) -> None:
+    """In either order, and where the cell waits."""
+    notebook.print("import jax\nfrom asyncio import sleep")
+    told = notebook.print(f"{magics}\nprint(type(jax.jit(lambda x: x)).__name__)")
+    assert told.startswith("HookedFunction\n")
+    assert notebook.print("print(type(jax.jit(len)).__name__)") == "PjitFunction\n"
+
+
+@pytest.mark.parametrize(
+    ("made", "shown"),
+    [
+        ("jax.numpy.ones((2, 3, 4, 5), 'bfloat16')", "2 x 2 at [0, 0] of 2 x 3 x 4 x 5"),
+        ("jax.numpy.zeros((0, 3))", "0 x 2 of 0 x 3"),
+        ("jax.numpy.int32(3)", "the only element"),
+        ("jax.random.split(jax.random.key(0), 3)", "PRNG keys have no numbers"),
+    ],
+)
+def test_an_array_of_any_kind_has_a_preview(notebook: Kernel, made: str, shown: str) -> None:
+    """As text and as HTML."""
+    notebook.print(f"@persistent_call\ndef make():\n    import jax\n    return {made}")
+    found = notebook.run("made = make.remote()\nmade.preview(2, 2)").result
+    assert shown in found["text/plain"]
+    assert shown in found["text/html"]
+
+
 @pytest.mark.slow
 @pytest.mark.own_server
 def test_the_extension_works_without_a_server_and_can_be_unloaded(

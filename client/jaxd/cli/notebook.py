@@ -102,7 +102,7 @@ class _Extension:
         line.__doc__ = self._cell.__func__.__doc__ = _HELP  # type: ignore[attr-defined]
         shell.register_magic_function(line, "line", "jaxd")
         shell.register_magic_function(self._cell, "cell", "jaxd")
-        shell.input_transformers_cleanup.append(_without_magic)
+        shell.input_transformers_cleanup.append(self._without_magic)
         shell.events.register("pre_run_cell", self._before)
         shell.events.register("post_run_cell", self._after)
         shell.set_hook("complete_command", _complete, str_key="%jaxd")
@@ -114,18 +114,15 @@ class _Extension:
         displays.notebook = None
         shell.events.unregister("pre_run_cell", self._before)
         shell.events.unregister("post_run_cell", self._after)
-        shell.input_transformers_cleanup.remove(_without_magic)
+        shell.input_transformers_cleanup.remove(self._without_magic)
         for kind in ("line", "cell"):
             shell.magics_manager.magics[kind].pop("jaxd", None)
 
     def _before(self, info: Any) -> None:
-        lines = info.raw_cell.lstrip().split("\n", 1)
-        hook = JitHook(make=partial(hooked, place="auto")) if lines[0].strip() == _MAGIC else None
-        if hook is not None:
-            hook.install()
-        self._hooks.append(hook)
+        first = info.raw_cell.lstrip().partition("\n")[0]
+        self._hooks.append(_installed_hook() if first.strip() == _MAGIC else None)
 
-    def _after(self, _: Any) -> None:
+    def _after(self, _: Any = None) -> None:
         hook = self._hooks.pop() if self._hooks else None
         if hook is None:
             return
@@ -135,26 +132,41 @@ class _Extension:
                 self._shell.user_ns[name] = value.__wrapped__
 
     def _cell(self, line: str, cell: str) -> None:
-        # where another magic passes the cell on: a cell of its own is seen to by `_without_magic`
-        self._shell.run_cell(f"{_MAGIC} {line}\n{cell}")
+        # where another magic passes the cell on; a cell of its own is seen to by `_without_magic`
+        if line.strip():
+            raise _options_error()
+        self._hooks.append(_installed_hook())
+        try:
+            self._shell.run_cell(f"# {_MAGIC}\n{cell}")
+        finally:
+            self._after()
+
+    def _without_magic(self, lines: list[str]) -> list[str]:
+        """The lines of a cell, whose magic is a comment: each keeps its number in tracebacks.
+
+        Raises:
+            UsageError: when there is something behind it.
+        """
+        words = lines[0].split() if lines else []
+        if words[:1] != [_MAGIC] or self._hooks:  # while a cell runs, one of its magics asks
+            return lines
+        if len(words) > 1:
+            raise _options_error()
+        rest = lines[1:]
+        return rest if rest and rest[0].startswith("%%") else [f"# {lines[0]}", *rest]
+
+
+def _installed_hook() -> JitHook:
+    hook = JitHook(make=partial(hooked, place="auto"))
+    hook.install()
+    return hook
+
+
+def _options_error() -> Exception:
+    return _usage_error(f"{_MAGIC} takes no options. Write the cell below it; %jaxd? has help.")
 
 
 _loaded: _Extension | None = None
-
-
-def _without_magic(lines: list[str]) -> list[str]:
-    """The lines of a cell, whose magic is a comment: so each keeps its number in tracebacks.
-
-    Raises:
-        UsageError: when there is something behind it.
-    """
-    words = lines[0].split() if lines else []
-    if words[:1] != [_MAGIC]:
-        return lines
-    if len(words) > 1:
-        raise _usage_error(f"{_MAGIC} takes no options. Write the cell below it; %jaxd? has help.")
-    rest = lines[1:]
-    return rest if rest and rest[0].startswith("%%") else [f"# {lines[0]}", *rest]
 
 
 def _complete(_: Any, event: Any) -> list[str]:

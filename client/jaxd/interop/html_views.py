@@ -93,10 +93,11 @@ def _is_real(value: Any) -> bool:
 def _note(shape: tuple[int, ...], data: Any) -> str:
     if data is None:
         return "PRNG keys have no numbers to look at."
+    if not shape:
+        return "the only element"
     leading = ", ".join(["0"] * (len(shape) - 2))
     where = f" at [{leading}]" if leading else ""
-    whole = " x ".join(map(str, data.shape)) or "the only element"
-    return f"{whole}{where} of {' x '.join(map(str, shape)) or 'one'}"
+    return f"{' x '.join(map(str, data.shape))}{where} of {' x '.join(map(str, shape))}"
 
 
 def _title(array: Any) -> str:
