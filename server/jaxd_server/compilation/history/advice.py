@@ -131,7 +131,7 @@ def _many_values(
             text = (
                 f"{name} has had {len(seen)} values in {len(seen)} keys of "
                 f"{described.short_name}, each compiled again: pass it as an argument, then one "
-                "program serves all.",
+                "program serves all."
             )
             yield Advice("scalar", described.name, name, text), len(seen)
 
