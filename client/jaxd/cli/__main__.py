@@ -16,6 +16,7 @@ from jaxd.cli.commands import (
     lifecycle,
     logs,
     memory,
+    report,
     run,
     status,
     token,

@@ -123,7 +123,7 @@ EVENTS: Final[dict[str, Event]] = {
     ),
     "cannot_accept": Event(
         "warning",
-        "A connection could not be accepted, as for want of file descriptors.",
+        "A connection could not be accepted: there may be no file descriptors left.",
         ("reason",),
     ),
     "cannot_refuse": Event(
