@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import gc
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +16,7 @@ from jax.experimental import io_callback
 from jaxd import Client, connect
 from jaxd.errors import ValuesDied
 from jaxd.remote_values import recovery
+from jaxd.remote_values.lineage import CallLineage
 from tests.end_to_end.gates import Gate, advice, wait_until
 from tests.end_to_end.steps import kill
 from tests.live_server import LiveServer
@@ -119,7 +120,6 @@ def test_arrays_of_each_origin(start_live: Callable[..., LiveServer]) -> None:
         part = put["x"][10:20_010]
         made = client.persistent_call(lambda x: {"a": x * 2, "b": x * 3}, results="remote")(x)
         del made["a"]
-        gc.collect()
         x[:] = 0.0
         kill(server)
         total = client.persistent_call(lambda *each: sum(one.sum() for one in each))
@@ -269,7 +269,7 @@ def test_what_is_kept_does_not_grow(start_live: Callable[..., LiveServer]) -> No
             state, _ = train(state, np.ones(1000, np.float32))
         assert _kept_bytes(client) < 4 * 2 * LARGE * 4
         del state, _
-        client.caller.session.values().settle()
+        client.caller.session.values().settle(time.monotonic() + 60.0)
         client.caller.session.values().release_queue.take_all()
         assert _kept_bytes(client) == 0
 
@@ -279,3 +279,57 @@ def _kept_bytes(client: Client) -> int:
     assert store is not None
     assert store.recovery is not None
     return store.recovery()._room.used()
+
+
+def test_a_restore_that_was_interrupted_is_begun_again(
+    start_live: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In another session: what has run in the first one is not run again there."""
+    server, made = start_live(), CallLineage.make
+
+    def interrupted(lineage: CallLineage, link: Any) -> Any:
+        found = made(lineage, link)
+        if lineage.depth == 3:
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+        return found
+
+    with connect(server.unix) as client:
+        train = client.persistent_call(lambda x: x + 1, donate_argnums=0)
+        state = client.put(np.zeros(LARGE, np.float32))
+        for _ in range(6):
+            state = train(state)
+        state.block_until_ready()
+        kill(server)
+        monkeypatch.setattr(CallLineage, "make", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            np.asarray(state)
+        assert float(state[0]) == 6.0
+
+
+def test_a_call_without_values_that_came_later_is_made_again_first(
+    start_live: Callable[..., LiveServer], gate: Gate
+) -> None:
+    """A call that is under way is sent again all the same."""
+    server = start_live("--builds", "2")
+
+    def pass_gate(x: Any) -> Any:
+        Path(gate.path).read_bytes()
+        return np.asarray(x)
+
+    def slow(state: Any, x: Any) -> Any:
+        return state + jax.pure_callback(pass_gate, jax.typeof(x), x).sum()
+
+    with connect(server.unix) as client:
+        ones = client.persistent_call(lambda n: jnp.ones(LARGE) * n, results="remote")
+        ones(np.float32(1.0)).block_until_ready()
+        state = client.put(np.zeros(LARGE, np.float32))
+        future = client.persistent_call(slow).submit(state, np.ones(4, np.float32))
+        with gate.reached():
+            later = ones(np.float32(2.0))
+            later.block_until_ready()
+            kill(server)
+        with gate.reached():
+            pass
+        assert float(future.result(60)[0]) == 4.0
+        assert float(later[0]) == 2.0

@@ -21,6 +21,9 @@ REPLY_GRACE_S = 0.25
 Fallbacks = Literal["local", "error"]
 """What can become of a call that the server cannot answer."""
 
+MAX_SNAPSHOT_BYTES = 1 << 30
+"""By default no process keeps more than this to make its arrays again."""
+
 Places = Literal["server", "here", "auto"]
 """Where calls run once their program is known; see docs/place.md."""
 
@@ -115,7 +118,7 @@ class Settings:
         verify: bool = False,
         place: str = "server",
         snapshot_s: float = 10.0,
-        snapshot_bytes: int = 1 << 30,
+        snapshot_bytes: int = MAX_SNAPSHOT_BYTES,
     ) -> None:
         self.server = server
         self.token = token
@@ -198,7 +201,9 @@ class Settings:
             or cls.default_place,
             snapshot_s=_parse_number("JAXD_SNAPSHOT_S", file.get("snapshot_s", 10)),
             snapshot_bytes=int(
-                _parse_number("JAXD_SNAPSHOT_BYTES", file.get("snapshot_bytes", 1 << 30))
+                _parse_number(
+                    "JAXD_SNAPSHOT_BYTES", file.get("snapshot_bytes", _default_snapshot_bytes())
+                )
             ),
         )
 
@@ -268,6 +273,15 @@ def _parse_number(name: str, otherwise: float) -> float:
             f"{otherwise:g}."
         )
     return number
+
+
+def _default_snapshot_bytes() -> int:
+    """A sixteenth of the machine's memory, as far as that is known."""
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return MAX_SNAPSHOT_BYTES
+    return min(MAX_SNAPSHOT_BYTES, memory // 16)
 
 
 def _parse_fallback(text: str | None, source: str) -> str | None:

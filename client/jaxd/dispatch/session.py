@@ -300,6 +300,15 @@ class Session:
         with self._changed:
             self._draining += [left for left in draining if left.alive]
 
+    def leave(self, connection: ClientConnection) -> None:
+        """Ends a connection whose session is of no more use; the next one begins another."""
+        with self._changed:
+            if self._current is not None and self._current.connection is connection:
+                self._current = None
+        with suppress(JaxdError):
+            connection.notify("bye", ())
+        connection.shut()  # what others have asked over it is asked again
+
     def drain(self, connection: ClientConnection) -> None:
         """Stops using a connection for new calls: its worker is being replaced.
 
@@ -322,8 +331,9 @@ class Session:
             from jaxd.connection.discovery import find_server
 
             self.address = find_server(self.settings, deadline)
+        known = None if self.store is not None and self.store.needs_session else self.id
         connection, welcome = open_connection(
-            self.address, self.settings, self.id, self._handler, deadline
+            self.address, self.settings, known, self._handler, deadline
         )
         progress = self.progress
         connection.on_transfer = lambda sender: progress().transfer(sender)

@@ -560,11 +560,15 @@ class CallPipeline:
             return False
         return answer is True
 
-    def wait_for_all(self) -> list[PipelinedCall]:
-        """Waits for all calls in flight; returns them."""
+    def wait_for_all(self, deadline: float | None = None) -> list[PipelinedCall]:
+        """Waits for all calls in flight; returns them.
+
+        Raises:
+            DeadlineExceeded: when `time.monotonic()` passes the deadline first.
+        """
         flights = list(self._open.values())
         for flight in flights:
-            self.wait(flight)
+            self.wait(flight, deadline)
         return flights
 
     def begin_restore(self) -> list[PipelinedCall]:

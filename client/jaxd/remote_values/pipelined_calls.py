@@ -202,9 +202,13 @@ class PipelinedCalls:
         recovery.restore(connection, flights)
         self._pipeline.end_restore()
 
-    def settle(self) -> None:
-        """Waits for all calls in flight, whatever becomes of them."""
-        self._pipeline.wait_for_all()
+    def settle(self, deadline: float) -> None:
+        """Waits for all calls in flight, whatever becomes of them.
+
+        Raises:
+            DeadlineExceeded: when `time.monotonic()` passes the deadline first.
+        """
+        self._pipeline.wait_for_all(deadline)
 
     def call(self, call: CallRequest) -> Any:
         """Makes a call on values; returns before it has run where its result's form is known.

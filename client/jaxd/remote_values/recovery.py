@@ -29,7 +29,7 @@ from jaxd.remote_values.lineage import (
     stable_buffers,
 )
 from jaxd.results.reader import specs_in
-from jaxd_protocol.errors import Busy, ConnectionLost, JaxdError, ResultError
+from jaxd_protocol.errors import Busy, ConnectionLost, ResultError
 from jaxd_protocol.messages.calls import FAILED
 from jaxd_protocol.messages.data_locations import (
     call_number_of,
@@ -58,6 +58,9 @@ MAX_DEPTH: Final = 10_000
 """Calls that are made again, one after the other, for one array."""
 
 _MAX_BUSY_S: Final = 60.0
+_MAX_SETTLE_S: Final = 60.0
+"""A snapshot waits so long at most for the calls in flight."""
+
 _TOO_MUCH: Final = "this process already keeps as much data for that as JAXD_SNAPSHOT_BYTES allows"
 
 
@@ -77,8 +80,12 @@ class RecoverableStore(Protocol):
     def fetch_copies(self, arrays: Sequence[RemoteArray]) -> Iterable[memoryview]:
         """The data of arrays that are computed, which are not told of it."""
 
-    def settle(self) -> None:
-        """Waits for all calls in flight, whatever becomes of them."""
+    def settle(self, deadline: float) -> None:
+        """Waits for all calls in flight, whatever becomes of them.
+
+        Raises:
+            DeadlineExceeded: when `time.monotonic()` passes the deadline first.
+        """
 
 
 class CallInFlight(Protocol):
@@ -153,11 +160,20 @@ class Recovery:
             return NoLineage(number, f"that would take more than {MAX_DEPTH:,} calls")
         return self._kept(lineage)
 
-    def of_put(self, number: int, data: WholeData, config: Any) -> Lineage:
-        """The lineage of arrays that are put."""
+    def of_put(self, number: int, data: WholeData, config: Any, transfer: CallTransfer) -> Lineage:
+        """The lineage of arrays that are put.
+
+        Args:
+            number: under which they are.
+            data: theirs.
+            config: the settings under which they are.
+            transfer: of the data.
+        """
         if not self._has_room(sum(map(len, data.buffers))):
             return NoLineage(number, _TOO_MUCH)
-        kept = KeptData(data.skeleton, data.blob, stable_buffers(data), data.buffer_leaves)
+        kept = KeptData(
+            data.skeleton, data.blob, stable_buffers(data, transfer), data.buffer_leaves
+        )
         return self._kept(PutLineage(number, kept, config))
 
     def of_part(self, number: int, array: RemoteArray, index: tuple[Any, ...]) -> Lineage:
@@ -187,10 +203,13 @@ class Recovery:
         if not self._lock.acquire(blocking=False):
             return
         try:
-            self._due = self._clock() + self._settings.interval_s  # also when it fails
-            self._store.settle()
             began = self._clock()
-            with suppress(JaxdError):  # another thread has donated some of them meanwhile
+            self._due = began + self._settings.interval_s  # also when it fails
+            with suppress(
+                Exception
+            ):  # donated meanwhile by another thread, or not computed in time
+                self._store.settle(time.monotonic() + _MAX_SETTLE_S)
+                began = self._clock()
                 self._take_snapshot()
             now = self._clock()
             self._earliest = now + (now - began) / COST_SHARE
@@ -505,8 +524,8 @@ class _Link:
     def _send(self, call: CallRequest, replayed: _ReplayedCall) -> bytes:
         transfer = self._router.prepare(call, self._connection)
         try:
-            assert call.result_policy is not None
-            message = call.message(transfer.data_locations, call.result_policy.number)
+            # nothing is acknowledged: calls with smaller numbers may be sent again after this one
+            message = call.message(transfer.data_locations)
             value, _ = self._connection.request("call", message, transfer.buffers, about=replayed)
         finally:
             transfer.release()

@@ -66,6 +66,9 @@ class Uplink(ClientServices, Protocol):
     def current(self, fresh: bool = False, deadline: float | None = None) -> OpenSession:
         """The open connection and its session; connects when there is none."""
 
+    def leave(self, connection: ClientConnection) -> None:
+        """Ends a connection whose session is of no more use."""
+
     def notify(
         self,
         remote: RemoteStore,
@@ -89,6 +92,8 @@ class RemoteStore:
     Attributes:
         address: the server's address, for people.
         takes_data: see `RecoverableStore`.
+        needs_session: whether it was begun and not ended to make the arrays again: the next
+            connection has to be of another session.
         recovery: gives what makes the arrays again when their worker has ended; None: nothing.
         loss_error: why the arrays are gone, once they are.
         release_queue: the ids of arrays that this process no longer holds.
@@ -108,6 +113,7 @@ class RemoteStore:
         self.worker = worker
         self.address = str(address)
         self.takes_data = True
+        self.needs_session = False
         self._is_stale = False
         self._restoring = threading.RLock()  # held by the thread that makes arrays again
         self.loss_error: ValuesLost | None = None
@@ -191,7 +197,7 @@ class RemoteStore:
             worker: identifies the worker that will have them.
         """
         self.worker = worker
-        self._is_stale = True
+        self._is_stale, self.needs_session = True, False
         self.release_queue.forget_sent()
         self.deduplicator = Lazy(self._make_deduplicator)
         self.calls.begin_session()
@@ -207,9 +213,14 @@ class RemoteStore:
                 return
             assert self.recovery is not None
             self.release_queue.take_all()  # of what is not made again
-            self.calls.restore(self.recovery(), connection)
+            self.needs_session = True  # until all is done: no call of a session runs twice
+            try:
+                self.calls.restore(self.recovery(), connection)
+            except BaseException:
+                self._uplink.leave(connection)
+                raise
             if connection.worker == self.worker:  # else there is another one by now
-                self._is_stale = False
+                self._is_stale = self.needs_session = False
 
     def live_batches(self) -> Sequence[ResultBatch]:
         """The arrays that somebody holds, by call."""
@@ -221,9 +232,13 @@ class RemoteStore:
         data = array.data_here()
         return self._arrived_data(array) if data is None else data
 
-    def settle(self) -> None:
-        """Waits for all calls in flight, whatever becomes of them."""
-        self.calls.settle()
+    def settle(self, deadline: float) -> None:
+        """Waits for all calls in flight, whatever becomes of them.
+
+        Raises:
+            DeadlineExceeded: when `time.monotonic()` passes the deadline first.
+        """
+        self.calls.settle(deadline)
 
     def fetch_copies(self, arrays: Sequence[RemoteArray]) -> Iterator[memoryview]:
         """The data of arrays that are computed, which are not told of it."""
@@ -325,8 +340,10 @@ class RemoteStore:
         self, number: int, skeleton: bytes, blob: bytes, config: Any, data: PutData
     ) -> list[RemoteArray]:
         connection, first = self.connection(), first_value_id(number)
-        lineage = None if self.recovery is None else self.recovery().of_put(number, data, config)
         transfer = self._uplink.transfer_router().prepare(data, connection)
+        lineage: Lineage | None = None
+        if self.recovery is not None:
+            lineage = self.recovery().of_put(number, data, config, transfer)
         args = (number, skeleton, blob, pack_locations(transfer.data_locations), config)
         try:
             value, _ = self.ask(
