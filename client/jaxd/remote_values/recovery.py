@@ -171,9 +171,8 @@ class Recovery:
         """
         if not self._has_room(sum(map(len, data.buffers))):
             return NoLineage(number, _TOO_MUCH)
-        kept = KeptData(
-            data.skeleton, data.blob, stable_buffers(data, transfer), data.buffer_leaves
-        )
+        buffers = stable_buffers(data, transfer)
+        kept = KeptData(data.skeleton, data.blob, buffers, data.buffer_leaves)
         return self._kept(PutLineage(number, kept, config))
 
     def of_part(self, number: int, array: RemoteArray, index: tuple[Any, ...]) -> Lineage:
@@ -205,9 +204,7 @@ class Recovery:
         try:
             began = self._clock()
             self._due = began + self._settings.interval_s  # also when it fails
-            with suppress(
-                Exception
-            ):  # donated meanwhile by another thread, or not computed in time
+            with suppress(Exception):  # another thread has donated some, or they take too long
                 self._store.settle(time.monotonic() + _MAX_SETTLE_S)
                 began = self._clock()
                 self._take_snapshot()
