@@ -66,7 +66,7 @@ def test_whoever_is_revoked_is_out(
         other.statistics()
         remove_account("alice", folder)
         live.wait_for("client_shown_out", principal="account:alice")
-        with pytest.raises(errors.AuthenticationFailed, match="taken away"):
+        with pytest.raises(errors.AuthenticationFailed, match="revoked"):
             double(2.0)
         assert float(other.persistent_call(lambda x: x * 3)(2.0)) == 6.0
     wait_until(lambda: "account:alice" not in here(live, capsys))

@@ -45,7 +45,7 @@ def test_it_is_printed_once(
         reader = client.caller.session.connection().shared_reader
         (waiting,) = reader.pending.values()
         open_call = waiting.about
-        wait_until(lambda: open_call._output is not None)
+        wait_until(lambda: open_call._effects is not None)
         lost = open_call.number, open_call.opened
         client.caller.session.connection()._channel.stream.sock.shutdown(2)
         wait_until(lambda: (open_call.number, open_call.opened) != lost)

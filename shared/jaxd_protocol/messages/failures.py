@@ -93,7 +93,7 @@ def encode_failure(
         call: the id of the call that it ends.
     """
     if isinstance(error, ForwardedFailure):
-        *described, (_, raised_in, _) = error.failure
+        *described, (_, raised_in, *_) = error.failure
         return (*described, (phase, raised_in, call)) if phase else error.failure
     try:
         return _encoded(error, links, phase, call)
@@ -248,7 +248,7 @@ def _decoded(failure: Failure, own: FunctionContent | None, *, with_jax: bool) -
             error.__cause__ = before
         else:
             error.__context__ = before
-    phase, raised_in, call = map(str, origin)
+    phase, raised_in, call = map(str, (*origin, "")[:3])  # an older server sends no id
     set_origin(error, FailureOrigin(phase, raised_in, call[:_MAX_ID]))
     if call:
         vars(error).setdefault("call_id", call[:_MAX_ID])
