@@ -312,6 +312,9 @@ class RemoteStore:
 
     def _fetch(self, arrays: Sequence[RemoteArray]) -> Sequence[memoryview]:
         """The data of arrays, through shared memory where that is faster."""
+        return retry_once(lambda: self._fetch_once(arrays))
+
+    def _fetch_once(self, arrays: Sequence[RemoteArray]) -> Sequence[memoryview]:
         ids = pack_ids(array.id for array in arrays)
         connection = self.connection()
         for array in arrays:
