@@ -333,3 +333,64 @@ def test_a_call_without_values_that_came_later_is_made_again_first(
             pass
         assert float(future.result(60)[0]) == 4.0
         assert float(later[0]) == 2.0
+
+
+def test_a_worker_that_ends_between_two_donating_calls(
+    start_live: Callable[..., LiveServer],
+) -> None:
+    """The next call has marked its arrays as given away before it finds out."""
+    server = start_live()
+    with connect(server.unix) as client:
+        train = client.persistent_call(lambda x: x + 1, donate_argnums=0)
+        state = client.put(np.zeros(LARGE, np.float32))
+        for _ in range(4):
+            state = train(state)
+        state.block_until_ready()
+        kill(server)
+        wait_until(lambda: _is_noticed(client))
+        for _ in range(4):
+            state = train(state)
+        assert float(state[0]) == 8.0
+
+
+def _is_noticed(client: Client) -> bool:
+    connection = client.caller.session.open_connection
+    if connection is not None:
+        connection.check()
+    return client.caller.session.open_connection is None
+
+
+def test_what_a_call_back_refills_is_not_taken_for_the_argument(
+    start_live: Callable[..., LiveServer],
+) -> None:
+    """The arrays of its caller are not what they were when the call was made."""
+    server, x = start_live(), np.ones(LARGE, np.float32)
+
+    def refill(n: Any) -> None:
+        x[:] = 100.0
+
+    def double(x: Any) -> Any:
+        jax.debug.callback(refill, x[0])
+        return x * 2
+
+    with connect(server.unix) as client:
+        made = client.persistent_call(double, results="remote")(x)
+        made.block_until_ready()
+        kill(server)
+        with pytest.raises(ValuesDied):
+            np.asarray(made)
+
+
+def test_states_in_between_are_freed(start_live: Callable[..., LiveServer]) -> None:
+    """Those that a loop had dropped do not stay because one result of their call is held."""
+    server = start_live()
+    with connect(server.unix) as client:
+        train = client.persistent_call(lambda x: (x + 1, x * 2), results="remote")
+        state, kept = client.put(np.zeros(LARGE, np.float32)), []
+        for _ in range(5):
+            state, other = train(state)
+            kept.append(other)
+        state.block_until_ready()
+        kill(server)
+        assert float(np.asarray(state)[0]) == 5.0
+        wait_until(lambda: client.statistics().values == 6)

@@ -149,7 +149,9 @@ def test_the_socket_of_a_server_is_removed(local: LocalServerFiles, runtime: Pat
         assert answers_correctly(client)
 
 
-def test_arrays_of_clients_keep_a_worker(start_live: StartLive) -> None:
+def test_arrays_of_clients_keep_a_worker(
+    start_live: StartLive, arrays_outlive_workers: None
+) -> None:
     """They are only lost by force; then they are made again on the next one."""
     server = start_live()
     with connect(server.unix) as client:

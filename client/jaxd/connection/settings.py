@@ -117,7 +117,7 @@ class Settings:
         fallback: str | None = None,
         verify: bool = False,
         place: str = "server",
-        snapshot_s: float = 10.0,
+        snapshot_s: float = 0.0,
         snapshot_bytes: int = MAX_SNAPSHOT_BYTES,
     ) -> None:
         self.server = server
@@ -199,7 +199,7 @@ class Settings:
             place=_parse_place(environment.get("JAXD_PLACE"), "JAXD_PLACE")
             or _parse_place(file.get("place"), f"`place` in {config_file()}")
             or cls.default_place,
-            snapshot_s=_parse_number("JAXD_SNAPSHOT_S", file.get("snapshot_s", 10)),
+            snapshot_s=_parse_number("JAXD_SNAPSHOT_S", file.get("snapshot_s", 0)),
             snapshot_bytes=int(
                 _parse_number(
                     "JAXD_SNAPSHOT_BYTES", file.get("snapshot_bytes", _default_snapshot_bytes())

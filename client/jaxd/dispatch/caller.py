@@ -606,7 +606,9 @@ class OpenCall:
         policy = call.result_policy
         if policy is not None and (policy.above == KEEP_ALL or value[4:5] != NOTHING_STAYS):
             calls = self.opened.values.calls  # of the session in which the values are
-            lineage = None if self.may_have_changed else calls.lineage_of(call, self._effects)
+            # what it has called back may have changed the arrays of its caller
+            may_have_changed = call.buffers and (self.may_have_changed or self.has_called_back)
+            lineage = None if may_have_changed else calls.lineage_of(call, self._effects)
             return calls.read(call, value[1], InlineLeaves.of(value, buffers), lineage=lineage)
         with snapshot.pickling_context():
             return snapshot.reader.read(value[1], value[2], buffers, call.results)

@@ -6,13 +6,15 @@ A call that is sent again prints, and calls back functions of this process, as i
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any, Final
 
 from jaxd_protocol.errors import CallbackError
 
 _MAX_OUTPUTS: Final = 1000
-_MAX_ANSWER_BYTES: Final = 1 << 24
+_MAX_ANSWER_BYTES: Final = 1 << 20
 _HASH_BYTES: Final = 16
 
 Answer = tuple[Any, Sequence[memoryview]]
@@ -31,12 +33,21 @@ class CallEffects:
         are_recorded: whether all answers of functions that were called back are here.
     """
 
-    __slots__ = ("_answers", "_emitted", "_in_this_attempt", "_nbytes", "are_recorded", "is_mute")
+    __slots__ = (
+        "_answers",
+        "_emitted",
+        "_in_this_attempt",
+        "_lock",
+        "_nbytes",
+        "are_recorded",
+        "is_mute",
+    )
 
     def __init__(self) -> None:
         # no counters, which take a dozen function calls to make: each call on arrays has these
         self._emitted: dict[tuple[str, Any], int] = {}
-        self._answers: dict[bytes, list[Answer]] = {}
+        self._answers: dict[bytes, list[_Call]] = {}
+        self._lock = threading.Lock()  # guards the answers: an attempt may outlive its connection
         self._in_this_attempt: dict[Any, int] = {}
         self._nbytes = 0
         self.are_recorded = True
@@ -90,21 +101,57 @@ class CallEffects:
         for data in buffers:
             content.update(data)
         key = content.digest()
-        known = self._answers.setdefault(key, [])
-        number = self._in_this_attempt.get(key, 0)
-        self._in_this_attempt[key] = number + 1
-        if number < len(known):
-            return known[number]
-        if self.is_mute:
+        with self._lock:
+            known = self._answers.setdefault(key, [])
+            number = self._in_this_attempt.get(key, 0)
+            self._in_this_attempt[key] = number + 1
+            is_new = number >= len(known)
+            if is_new and not self.is_mute:
+                known.append(_Call())
+        if number >= len(known):
             raise CallbackError(
                 "a call that is made again for its arrays calls back what it did not before. "
                 "Nothing is called."
             )
-        value, answered = call()
-        kept = [memoryview(bytes(each)) for each in answered]
-        self._nbytes += _HASH_BYTES + len(repr(value)) + sum(map(len, kept))
+        return self._called(known[number], call) if is_new else known[number].answer()
+
+    def _called(self, one: _Call, call: Callable[[], Answer]) -> Answer:
+        try:
+            value, data = call()
+        except BaseException as error:
+            one.future.set_exception(error)
+            raise
+        self._nbytes += _HASH_BYTES + len(repr(value)) + sum(map(len, data))
         if self._nbytes > _MAX_ANSWER_BYTES:
             self.are_recorded = False
+            one.future.set_exception(
+                CallbackError(
+                    "a call is made again, and what a function that it called back has returned "
+                    "was too large to be kept. It is not called twice."
+                )
+            )
         else:
-            known.append((value, kept))
-        return value, answered
+            one.future.set_result((value, [memoryview(bytes(each)) for each in data]))
+        return value, data
+
+
+class _Call:
+    """One call of a function of this process; others may wait for its answer."""
+
+    def __init__(self) -> None:
+        self.future: Future[Answer] = Future()
+        self._thread = threading.get_ident()
+
+    def answer(self) -> Answer:
+        """What it has returned.
+
+        Raises:
+            CallbackError: when it runs in this thread, which would wait for itself.
+            BaseException: what it has raised.
+        """
+        if not self.future.done() and self._thread == threading.get_ident():
+            raise CallbackError(
+                "a call is made again while a function that it has called back still runs, which "
+                "itself uses arrays on the server. It is not called twice."
+            )
+        return self.future.result()

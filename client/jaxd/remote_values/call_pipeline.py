@@ -201,6 +201,7 @@ class PipelinedCall:
                     leaf_headers={},
                     lost_workers=self.call.lost_workers + self.is_sent,
                 )
+                self.is_sent = False  # one death counts once, however often the restore is begun
         if transfer is not None:
             transfer.release()
         self.effects().begin_attempt()
@@ -362,6 +363,10 @@ class CallPipeline:
         arrived: called in the reading thread for each reply, with whether it holds a result.
         recovery: gives what makes arrays again when their worker has ended; None: nothing.
         leave: called with a connection whose worker accepts no new calls.
+
+    Attributes:
+        launching: the calls that are not in flight so far, or just now, by identity: a restore
+            makes the arrays again that they take.
     """
 
     def __init__(
@@ -382,6 +387,7 @@ class CallPipeline:
         self._recovery = recovery
         self._leave = leave
         self._open: dict[int, PipelinedCall] = {}
+        self.launching: dict[int, CallRequest] = {}
         self._finished: deque[PipelinedCall] = deque()  # those to notify
         self._lock = threading.RLock()  # guards _open, and the order in which calls are sent
         self._lock_owner: int | None = None

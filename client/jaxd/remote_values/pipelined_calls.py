@@ -199,7 +199,7 @@ class PipelinedCalls:
             ConnectionLost: when that worker has ended as well.
         """
         flights = self._pipeline.begin_restore()
-        recovery.restore(connection, flights)
+        recovery.restore(connection, flights, list(self._pipeline.launching.values()))
         self._pipeline.end_restore()
 
     def settle(self, deadline: float) -> None:
@@ -289,6 +289,7 @@ class PipelinedCalls:
         flight: PipelinedCall | None = None
         form: ResultShape | None = None
         donated: tuple[range, ...] = ()
+        launching = self._pipeline.launching
         try:
             recovery = self._store.recovery
             if recovery is not None and call.timeout_s is None and not running_callbacks:
@@ -304,11 +305,14 @@ class PipelinedCalls:
                 form = ResultShape(skeleton, layout, hash_, worker)
             is_copied = known is not None or ended is not None
             skeletons = self._skeletons
+            launching[id(call)] = call  # before its arrays are marked as donated
             flight = PipelinedCall(call, form, donated, ended, is_copied, skeletons)
             self._pipeline.launch(flight)
         except BaseException as error:
             self._launch_failed(call, flight, error)
             raise
+        finally:
+            launching.pop(id(call), None)
         return flight
 
     def _launch_failed(

@@ -29,8 +29,8 @@ from jaxd.remote_values.lineage import (
     stable_buffers,
 )
 from jaxd.results.reader import specs_in
-from jaxd_protocol.errors import Busy, ConnectionLost, ResultError
-from jaxd_protocol.messages.calls import FAILED
+from jaxd_protocol.errors import Busy, ConnectionLost, ResultError, WorkerReplaced
+from jaxd_protocol.messages.calls import FAILED, is_failure
 from jaxd_protocol.messages.data_locations import (
     call_number_of,
     first_value_id,
@@ -223,6 +223,7 @@ class Recovery:
             for batch in batches
             if not isinstance(batch.lineage, Snapshot | PutLineage)
             and (arrays := _usable_arrays(batch))
+            and len(arrays) == len(batch.arrays)  # else another thread's call is taking some
         ]
         sizes = {id(batch): sum(each.nbytes for each in arrays) for batch, arrays in wanted}
         wanted.sort(key=lambda each: sizes[id(each[0])])
@@ -258,7 +259,12 @@ class Recovery:
 
     # after the worker has ended ----------------------------------------------------------------
 
-    def restore(self, connection: ClientConnection, flights: Sequence[CallInFlight]) -> None:
+    def restore(
+        self,
+        connection: ClientConnection,
+        flights: Sequence[CallInFlight],
+        launching: Sequence[CallRequest],
+    ) -> None:
         """Makes all arrays that somebody holds, or that a call in flight takes, again.
 
         Those that cannot be made again are marked as lost.
@@ -266,6 +272,7 @@ class Recovery:
         Args:
             connection: to the new worker.
             flights: the calls that will be sent again.
+            launching: those that will be sent for the first time.
 
         Raises:
             ConnectionLost: when that worker has ended as well.
@@ -274,9 +281,9 @@ class Recovery:
         plan = _Plan(open_numbers, has_data=self._store.takes_data)
         for batch in self._store.live_batches():
             plan.add_batch(batch)
-        for flight in flights:
-            for each in flight.call.values:
-                plan.need(_lineage_of(each.origin), each.numbers, [each.origin])
+        for call in (*(flight.call for flight in flights), *launching):
+            for each in call.values:
+                plan.hold(each.origin, each.numbers)
         plan.resolve()
         link = _Link(connection, self._router())
         for step in plan.steps():
@@ -348,6 +355,7 @@ class _Step:
     Attributes:
         number: the number.
         wanted: the numbers of the results that are needed.
+        held: those of them that somebody holds, or that a call takes which is sent after all this.
         batches: those that are held.
         lineage: how they are made; None: that is not known, or not possible.
         obstacle: why they cannot be made; empty: they can, as far as is known.
@@ -356,19 +364,19 @@ class _Step:
     def __init__(self, number: int) -> None:
         self.number = number
         self.wanted: set[int] = set()
+        self.held: set[int] = set()
         self.batches: list[ResultBatch] = []
         self.lineage: Lineage | None = None
         self.obstacle = ""
         self._candidates: dict[int, Lineage] = {}
         self._data: dict[int, tuple[Leaf, memoryview]] = {}
 
-    def need(self, lineage: Lineage, wanted: Iterable[int], batches: Iterable[ResultBatch]) -> None:
+    def need(self, lineage: Lineage, wanted: Iterable[int]) -> None:
         """Adds what is needed, and a way to make it."""
         self.wanted.update(wanted)
         self._candidates[id(lineage)] = lineage
         if isinstance(lineage, Snapshot):
             self._data.update(lineage.data)
-        self.batches += [each for each in batches if each not in self.batches]
 
     def choose(self, *, has_data: bool) -> Sequence[ArgumentSource]:
         """Decides how it is made; what that needs in turn."""
@@ -410,9 +418,8 @@ class _Step:
             self.obstacle = "their call returned something else than before"
 
     def kept_ids(self) -> set[int]:
-        """The ids that somebody holds, or a call in flight takes."""
-        first = first_value_id(self.number)
-        return {first + number for number in self.wanted} if self.batches else set()
+        """The ids that are needed after all this."""
+        return {first_value_id(self.number) + number for number in self.held}
 
 
 class _Plan:
@@ -435,15 +442,23 @@ class _Plan:
         arrays = _usable_arrays(batch)
         self._held += arrays
         if arrays:
-            self.need(_lineage_of(batch), [each.number for each in arrays], [batch])
+            self.hold(batch, [each.number for each in arrays])
 
-    def need(
-        self, lineage: Lineage, wanted: Iterable[int], batches: Iterable[ResultBatch] = ()
-    ) -> None:
-        """Adds some results of a call."""
-        if lineage.number not in self._open:
-            step = self._steps.setdefault(lineage.number, _Step(lineage.number))
-            step.need(lineage, wanted, batches)
+    def hold(self, batch: ResultBatch, numbers: Sequence[int]) -> None:
+        """Adds arrays of a batch that somebody holds, or that a call takes."""
+        step = self.need(_lineage_of(batch), numbers)
+        if step is not None:
+            step.held.update(numbers)
+            if batch not in step.batches:
+                step.batches.append(batch)
+
+    def need(self, lineage: Lineage, wanted: Iterable[int]) -> _Step | None:
+        """Adds some results of a call; None: it is sent again anyway."""
+        if lineage.number in self._open:
+            return None
+        step = self._steps.setdefault(lineage.number, _Step(lineage.number))
+        step.need(lineage, wanted)
+        return step
 
     def resolve(self) -> None:
         """Adds all that is needed in turn; the sources of a call have smaller numbers."""
@@ -552,6 +567,8 @@ class _Link:
 
 def _skeleton_in(value: tuple[Any, ...]) -> bytes:
     if value[0] == FAILED:
+        if is_failure(value[1], WorkerReplaced):
+            raise ConnectionLost("the worker is being replaced.")
         error = decode_failure(value[1])
         if isinstance(error, ConnectionLost):  # some other worker's, and not the loss of this one
             raise ResultError(str(error)) from error

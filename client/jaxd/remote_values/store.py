@@ -221,6 +221,7 @@ class RemoteStore:
                 raise
             if connection.worker == self.worker:  # else there is another one by now
                 self._is_stale = self.needs_session = False
+                self.release_queue.retry()
 
     def live_batches(self) -> Sequence[ResultBatch]:
         """The arrays that somebody holds, by call."""
@@ -300,6 +301,9 @@ class RemoteStore:
             raise with_array_names(error, [array]) from None
 
     def _fetch_one(self, array: RemoteArray) -> memoryview:
+        arrived = self._arrived_data(array)
+        if arrived is not None:
+            return arrived
         self.wait(array)
         arrived = self._arrived_data(array)
         if arrived is not None:
@@ -327,7 +331,7 @@ class RemoteStore:
                 self.ask("fetch", ids, pack_ids(buffer.places), over=connection, holds=buffer)
                 buffer.filled()
                 return buffer.data
-        frame = self.ask("fetch", ids, b"")[1]
+        frame = self.ask("fetch", ids, b"", over=connection)[1]
         return list(frame.buffers)
 
     def put(self, skeleton: bytes, blob: bytes, config: Any, data: PutData) -> list[RemoteArray]:
@@ -411,10 +415,15 @@ class RemoteStore:
     def part(self, array: RemoteArray, index: tuple[Any, ...]) -> Any:
         """The result of basic indexing: here when it is small, else on the server."""
         self.wait(array)
-        self.connection()  # makes it again where that is needed
-        array.refuse_lost()
         number = new_call_number()
-        value, frame = self.ask("part", array.id, index, INLINE_RESULT_BYTES, number, makes=number)
+
+        def ask() -> tuple[tuple[Any, ...], Frame]:
+            connection = self.connection()  # makes the array again where that is needed
+            array.refuse_lost()
+            message = array.id, index, INLINE_RESULT_BYTES, number
+            return self.ask("part", *message, over=connection, makes=number)
+
+        value, frame = retry_once(ask)
         (spec,) = specs_in(value[1])
         recovery = self.recovery
         lineage = None if recovery is None else recovery().of_part(number, array, index)

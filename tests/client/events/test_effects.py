@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 
 from jaxd.events.effects import CallEffects
 from jaxd_protocol.errors import CallbackError
+from tests.end_to_end.gates import in_thread
 
 
 def is_new(effects: CallEffects, *texts: str) -> list[str]:
@@ -78,3 +80,23 @@ def test_answers_that_are_too_large_are_not_kept() -> None:
     large = [memoryview(bytes(1 << 25))]
     assert effects.answer((b"a",), [], lambda: (1, large)) == (1, large)
     assert not effects.are_recorded
+    effects.begin_attempt()
+    with pytest.raises(CallbackError, match="not called twice"):
+        effects.answer((b"a",), [], lambda: pytest.fail("called"))
+
+
+def test_an_attempt_waits_for_a_function_that_the_one_before_has_called() -> None:
+    """It runs once, though its answer comes when the connection is another one."""
+    effects, gate, started = CallEffects(), threading.Event(), threading.Event()
+
+    def slow() -> Any:
+        started.set()
+        assert gate.wait(20)
+        return 1, []
+
+    first = in_thread(effects.answer, (b"a",), [], slow)
+    assert started.wait(20)
+    effects.begin_attempt()
+    second = in_thread(effects.answer, (b"a",), [], lambda: pytest.fail("called"))
+    gate.set()
+    assert first.result(20) == second.result(20) == (1, [])
