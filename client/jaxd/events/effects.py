@@ -34,13 +34,8 @@ class CallEffects:
     """
 
     __slots__ = (
-        "_answers",
-        "_emitted",
-        "_in_this_attempt",
-        "_lock",
-        "_nbytes",
-        "are_recorded",
-        "is_mute",
+        *("_answers", "_attempt", "_emitted", "_full_in", "_in_this_attempt", "_lock"),
+        *("_nbytes", "are_recorded", "is_mute"),
     )
 
     def __init__(self) -> None:
@@ -49,7 +44,7 @@ class CallEffects:
         self._answers: dict[bytes, list[_Call]] = {}
         self._lock = threading.Lock()  # guards the answers: an attempt may outlive its connection
         self._in_this_attempt: dict[Any, int] = {}
-        self._nbytes = 0
+        self._nbytes = self._attempt = self._full_in = 0
         self.are_recorded = True
         self.is_mute = False
 
@@ -58,6 +53,7 @@ class CallEffects:
 
     def begin_attempt(self) -> None:
         """The call is sent again."""
+        self._attempt += 1
         self._in_this_attempt.clear()
 
     def muted(self) -> CallEffects:
@@ -102,18 +98,29 @@ class CallEffects:
             content.update(data)
         key = content.digest()
         with self._lock:
-            known = self._answers.setdefault(key, [])
-            number = self._in_this_attempt.get(key, 0)
-            self._in_this_attempt[key] = number + 1
-            is_new = number >= len(known)
-            if is_new and not self.is_mute:
-                known.append(_Call())
+            if not self.are_recorded and self._attempt == self._full_in:
+                known = [_Call()]  # which nobody asks for again
+                is_new, number = True, 0
+            else:
+                is_new, number, known = self._place(key)
         if number >= len(known):
             raise CallbackError(
                 "a call that is made again for its arrays calls back what it did not before. "
                 "Nothing is called."
             )
         return self._called(known[number], call) if is_new else known[number].answer()
+
+    def _place(self, key: bytes) -> tuple[bool, int, list[_Call]]:
+        """Whether a function is to be called for this question, and its place. The lock is held."""
+        if not self.are_recorded:
+            raise _too_large()
+        known = self._answers.setdefault(key, [])
+        number = self._in_this_attempt.get(key, 0)
+        self._in_this_attempt[key] = number + 1
+        is_new = number >= len(known)
+        if is_new and not self.is_mute:
+            known.append(_Call())
+        return is_new, number, known
 
     def _called(self, one: _Call, call: Callable[[], Answer]) -> Answer:
         try:
@@ -123,16 +130,19 @@ class CallEffects:
             raise
         self._nbytes += _HASH_BYTES + len(repr(value)) + sum(map(len, data))
         if self._nbytes > _MAX_ANSWER_BYTES:
+            self._full_in = self._attempt if self.are_recorded else self._full_in
             self.are_recorded = False
-            one.future.set_exception(
-                CallbackError(
-                    "a call is made again, and what a function that it called back has returned "
-                    "was too large to be kept. It is not called twice."
-                )
-            )
+            one.future.set_exception(_too_large())
         else:
             one.future.set_result((value, [memoryview(bytes(each)) for each in data]))
         return value, data
+
+
+def _too_large() -> CallbackError:
+    return CallbackError(
+        "a call is made again, and what functions that it called back have returned was too large "
+        "to be kept. They are not called twice."
+    )
 
 
 class _Call:

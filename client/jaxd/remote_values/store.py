@@ -301,13 +301,12 @@ class RemoteStore:
             raise with_array_names(error, [array]) from None
 
     def _fetch_one(self, array: RemoteArray) -> memoryview:
+        if array.origin.lost is None:  # else there may be data all the same
+            self.wait(array)
         arrived = self._arrived_data(array)
         if arrived is not None:
             return arrived
-        self.wait(array)
-        arrived = self._arrived_data(array)
-        if arrived is not None:
-            return arrived
+        array.refuse_lost()
         together = [array, *self._small_siblings(array)]
         data, *others = self._fetch(together)
         for other, each in zip(together[1:], others, strict=True):
