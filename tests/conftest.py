@@ -182,12 +182,6 @@ def arrays_outlive_workers(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.fixture
-def nothing_kept(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients keep nothing to make their arrays again when a worker ends."""
-    monkeypatch.setenv("JAXD_SNAPSHOT_S", "0")
-
-
-@pytest.fixture
 def client(live: LiveServer) -> Iterator[Client]:
     """A client of the common server: over its Unix socket, when it is ours."""
     with connect(live.unix) as client:

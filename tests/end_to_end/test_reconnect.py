@@ -200,7 +200,7 @@ def assert_lost(client: Client, arrays: list[Any], kind: type[ValuesLost] = Valu
     np.testing.assert_array_equal(np.asarray(double(client.put(np.ones(3)))), np.full(3, 2))
 
 
-def test_a_session_that_was_given_up(gate: Gate, nothing_kept: None) -> None:
+def test_a_session_that_was_given_up(gate: Gate) -> None:
     """Its values are gone; what is made afterwards is not."""
     in_process_server = InProcessServer(session_grace_s=0.0)
     client = in_process_server.client()
@@ -213,9 +213,7 @@ def test_a_session_that_was_given_up(gate: Gate, nothing_kept: None) -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_that_was_killed(
-    start_live: Callable[..., LiveServer], gate: Gate, nothing_kept: None
-) -> None:
+def test_a_worker_that_was_killed(start_live: Callable[..., LiveServer], gate: Gate) -> None:
     """Arrays that were there and results of calls on their way are lost, and nothing hangs."""
     server = start_live()
     with connect(server.unix) as client:

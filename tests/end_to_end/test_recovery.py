@@ -53,6 +53,19 @@ def start() -> Any:
     return {"w": ones, "b": ones * 3, "n": np.float32(0)}
 
 
+def adding_at(gate: Gate) -> Callable[[Any, Any], Any]:
+    """Adds numbers to a state; waits at the gate while it runs."""
+
+    def pass_gate(x: Any) -> Any:
+        Path(gate.path).read_bytes()
+        return np.asarray(x)
+
+    def adding(state: Any, x: Any) -> Any:
+        return state + jax.pure_callback(pass_gate, jax.typeof(x), x).sum()
+
+    return adding
+
+
 def loop(wrap: Callable[..., Any], options: dict[str, Any], at: dict[int, Any]) -> list[Any]:
     """The losses and the last state of a loop; `at` says what happens before some steps."""
     train, state, losses = wrap(step, **options), start(), []
@@ -170,15 +183,8 @@ def test_a_call_that_was_under_way_is_made_again(
     """Also where its arguments were given to it for good, and have changed since."""
     server = start_live()
 
-    def pass_gate(x: Any) -> Any:
-        Path(gate.path).read_bytes()
-        return np.asarray(x)
-
-    def slow(state: Any, x: Any) -> Any:
-        return state + jax.pure_callback(pass_gate, jax.typeof(x), x).sum()
-
     with connect(server.unix) as client:
-        train = client.persistent_call(slow, donate_argnums=0)
+        train = client.persistent_call(adding_at(gate), donate_argnums=0)
         quick = client.persistent_call(lambda state, x: state + x.sum(), donate_argnums=0)
         state = client.put(np.zeros(LARGE, np.float32))
         state = quick(quick(state, np.ones(2, np.float32)), np.ones(2, np.float32))
@@ -313,18 +319,11 @@ def test_a_call_without_values_that_came_later_is_made_again_first(
     """A call that is under way is sent again all the same."""
     server = start_live("--builds", "2")
 
-    def pass_gate(x: Any) -> Any:
-        Path(gate.path).read_bytes()
-        return np.asarray(x)
-
-    def slow(state: Any, x: Any) -> Any:
-        return state + jax.pure_callback(pass_gate, jax.typeof(x), x).sum()
-
     with connect(server.unix) as client:
         ones = client.persistent_call(lambda n: jnp.ones(LARGE) * n, results="remote")
         ones(np.float32(1.0)).block_until_ready()
         state = client.put(np.zeros(LARGE, np.float32))
-        future = client.persistent_call(slow).submit(state, np.ones(4, np.float32))
+        future = client.persistent_call(adding_at(gate)).submit(state, np.ones(4, np.float32))
         with gate.reached():
             later = ones(np.float32(2.0))
             later.block_until_ready()

@@ -165,9 +165,7 @@ def test_arrays_of_clients_keep_a_worker(
         assert float(double(state)[0]) == 4.0
 
 
-def test_a_call_on_arrays_comes_too_late(
-    start_live: StartLive, runtime: Path, nothing_kept: None
-) -> None:
+def test_a_call_on_arrays_comes_too_late(start_live: StartLive, runtime: Path) -> None:
     """Its worker gives way by force, and finishes a call of somebody else: what it needs dies."""
     server, gate = start_live("--builds", "2"), Gate(runtime / "gate")
 

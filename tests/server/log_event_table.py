@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from jaxd_server.runtime.log_events import COMMON, EVENTS, FIELDS
 from tests.live_server import ROOT
+from tests.server import option_table
 
 PAGE = ROOT / "docs" / "log-events.md"
 SERVER = ROOT / "server" / "jaxd_server"
@@ -113,9 +114,7 @@ def tables() -> str:
 
 def parts_of_the_page() -> tuple[str, str, str]:
     """What stands before the tables, the tables, and what stands behind them."""
-    before, head, rest = PAGE.read_text().partition(_HEAD)
-    rows, end, behind = rest.partition(_END)
-    return before + head, rows, end + behind
+    return option_table.parts_of_the_page(PAGE, _HEAD, _END)
 
 
 if __name__ == "__main__":

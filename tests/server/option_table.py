@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from argparse import SUPPRESS
 from dataclasses import fields
+from pathlib import Path
 
 from jaxd_server.config.options import ServerOptions, Words, words_of
 from tests.live_server import ROOT
@@ -38,11 +39,19 @@ def _row(words: Words) -> str:
     return "|" + "|".join(f" {cell} ".replace("|", r"\|") if cell else " " for cell in cells) + "|"
 
 
-def parts_of_the_page() -> tuple[str, str, str]:
-    """What stands before the table, the table, and what stands behind it."""
-    before, head, rest = PAGE.read_text().partition(_HEAD)
-    rows, end, behind = rest.partition(_END)
-    return before + head, rows, end + behind
+def parts_of_the_page(
+    page: Path = PAGE, head: str = _HEAD, end: str = _END
+) -> tuple[str, str, str]:
+    """What stands before the table, the table, and what stands behind it.
+
+    Args:
+        page: a page with a table that is generated.
+        head: what the table follows.
+        end: what follows it.
+    """
+    before, found, rest = page.read_text().partition(head)
+    rows, stop, behind = rest.partition(end)
+    return before + found, rows, stop + behind
 
 
 if __name__ == "__main__":

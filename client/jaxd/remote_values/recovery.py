@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from jaxd.remote_values.lineage import (
@@ -331,9 +332,7 @@ class _Room:
         """Counts it for as long as it exists."""
         is_snapshot = isinstance(lineage, Snapshot)
         self._used[is_snapshot] += lineage.nbytes
-        lineage.on_gone = lambda gone=self._gone, what=(is_snapshot, lineage.nbytes): gone.append(
-            what
-        )
+        lineage.on_gone = partial(self._gone.append, (is_snapshot, lineage.nbytes))
 
     def used(self) -> int:
         """Bytes of all."""

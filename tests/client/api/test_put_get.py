@@ -41,7 +41,6 @@ def test_what_is_new_needs_nothing_of_a_session_that_is_over(client: Client) -> 
         client.caller.session.connection().shut()
         client.caller.session.id = None
 
-    client.caller.session.values().recovery = None
     old = client.put(np.ones(3))
     ends()
     tree = client.put({"x": np.arange(3)}, name="after-the-end")

@@ -441,7 +441,6 @@ def test_arrays_are_put_on_the_worker_that_stays(
     """One that gives way by force answers a long call, and is asked for what lies on it."""
     going, next_one = open_in_process_server(), open_in_process_server()
     client = going.client()
-    client.caller.session.values().recovery = None
     old = client.put(np.arange(3.0))
     going.parts.pipeline.admission.replace(is_followed=True)
     np.testing.assert_array_equal(np.asarray(old), np.arange(3.0))
