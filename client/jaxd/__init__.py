@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         wait,
     )
     from jaxd.api.launch.process import install
+    from jaxd.api.watcher import Watch, watch
     from jaxd.dispatch.server_reports import Device, Statistics
     from jaxd.interop.lazy_array import LazyArray
     from jaxd.interop.remote_array import RemoteArray
@@ -61,6 +62,7 @@ __all__ = [
     "RemoteArray",
     "Settings",
     "Statistics",
+    "Watch",
     "__version__",
     "connect",
     "devices",
@@ -78,6 +80,7 @@ __all__ = [
     "statistics",
     "vmap_auto",
     "wait",
+    "watch",
 ]
 
 
@@ -91,8 +94,10 @@ _LAZY_EXPORTS: Final = {
     "LazyArray": "jaxd.interop.lazy_array",
     "RemoteArray": "jaxd.interop.remote_array",
     "Statistics": "jaxd.dispatch.server_reports",
+    "Watch": "jaxd.api.watcher",
     "install": "jaxd.api.launch.process",
     "last_error": "jaxd.tracing.derived_call",
+    "watch": "jaxd.api.watcher",
     **dict.fromkeys(("load_ipython_extension", "unload_ipython_extension"), "jaxd.cli.notebook"),
 }
 """Public names, each with its module. No module has the name of one of them."""

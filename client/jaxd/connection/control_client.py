@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import select
 import socket
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -13,6 +15,7 @@ from jaxd_protocol.network.addresses import Address
 
 _REPLY_TIMEOUT_S = 5.0
 _MAX_REPLY_BYTES = 1 << 26
+_PIECE_BYTES = 1 << 18
 
 
 def send_request(
@@ -61,6 +64,86 @@ def stop_and_wait(path: str, *, now: bool = False, uid: int | None = None) -> bo
     return replied
 
 
+class ControlStream:
+    """What a host goes on to say after one request. One thread reads; any may close it.
+
+    Args:
+        control: connected to the host.
+        path: of its control socket.
+        request: has the host go on to say something.
+
+    Raises:
+        ConnectionLost: when the host has ended.
+    """
+
+    def __init__(self, control: socket.socket, path: str, request: Mapping[str, Any]) -> None:
+        self._control = control
+        self._path = path
+        self._unread = bytearray()
+        try:
+            control.sendall(json.dumps(request).encode() + b"\n")
+        except OSError as error:
+            self.close()
+            raise self._lost() from error
+
+    def receive(self, timeout_s: float) -> dict[str, Any] | None:
+        """The next object; None when there is none in so many seconds.
+
+        Raises:
+            ConnectionLost: when the host has ended, or the stream was closed.
+            ProtocolError: when it says something else.
+        """
+        until = time.monotonic() + timeout_s
+        while (end := self._unread.find(b"\n")) < 0:
+            if not self._read(max(0.0, until - time.monotonic())):
+                return None
+        line, self._unread = self._unread[:end], self._unread[end + 1 :]
+        return _parsed(bytes(line), self._path)
+
+    def _read(self, timeout_s: float) -> bool:
+        """Reads what there is; whether there was something in time."""
+        try:
+            readable, _, _ = select.select([self._control], [], [], timeout_s)
+            piece = self._control.recv(_PIECE_BYTES) if readable else None
+        except (OSError, ValueError) as error:  # it was closed
+            raise self._lost() from error
+        if piece is None:
+            return False
+        if not piece or len(self._unread) > _MAX_REPLY_BYTES:
+            raise self._lost()
+        self._unread += piece
+        return True
+
+    def _lost(self) -> ConnectionLost:
+        return ConnectionLost(
+            f"the server at {self._path} has ended. Wait until it is back, or run: jaxd start"
+        )
+
+    def close(self) -> None:
+        """Ends it; a thread that reads gets `ConnectionLost`."""
+        with suppress(OSError):
+            self._control.shutdown(socket.SHUT_RDWR)
+        self._control.close()
+
+
+def open_stream(
+    path: str, request: Mapping[str, Any], uid: int | None = None
+) -> ControlStream | None:
+    """What the host whose control socket is at `path` goes on to say; None: there is no host.
+
+    Args:
+        path: as of `send_request`.
+        request: the request.
+        uid: whose server it may be as well.
+
+    Raises:
+        AuthenticationFailed: when another user holds the socket.
+        ConnectionLost: when the host has just ended.
+    """
+    control = _connect(path, uid)
+    return None if control is None else ControlStream(control, path, request)
+
+
 def _connect(path: str, uid: int | None) -> socket.socket | None:
     if not hasattr(socket, "AF_UNIX"):
         return None
@@ -97,6 +180,10 @@ def _exchange(
         return None  # it ended meanwhile
     if not line:
         return None
+    return _parsed(line, path)
+
+
+def _parsed(line: bytes, path: str) -> dict[str, Any]:
     reply = None
     with suppress(ValueError):
         reply = json.loads(line)

@@ -109,6 +109,14 @@ def truncate(text: str, width: int) -> str:
     return line if len(line) <= width else f"{line[: width - 1]}…"
 
 
+def printable(text: str, most: int) -> str:
+    """The first `most` letters of a text, without what a terminal would obey."""
+    text = text[:most]
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else " " if each == "\n" else "?" for each in text)
+
+
 def size(count: float) -> str:
     """Bytes: ``1.46 MB``."""
     for unit in ("B", "kB", "MB", "GB"):
