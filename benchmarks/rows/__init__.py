@@ -7,7 +7,7 @@ from benchmarks.rows.executables import BESIDE_BUILDS, DISPATCH, RESTART
 from benchmarks.rows.fresh import FRESH_PROCESS, FRESH_SCALAR
 from benchmarks.rows.here import HERE_FRESH, HERE_PROGRAMS, HERE_TINY, HERE_TRAINING
 from benchmarks.rows.key import KEY
-from benchmarks.rows.small import IN_FLIGHT, SMALL_CALL
+from benchmarks.rows.small import IN_FLIGHT, SMALL_CALL, WATCHED
 from benchmarks.rows.training import TRAINING, TRAINING_BYTES, TRAINING_KINDS, TRAINING_ONE_THREAD
 from benchmarks.rows.transfer import FETCH, TRANSFERS
 from benchmarks.rows.trees import TREES
@@ -17,6 +17,7 @@ ROWS: tuple[Row, ...] = (
     FRESH_SCALAR,
     SMALL_CALL,
     IN_FLIGHT,
+    WATCHED,
     *TREES,
     *TRANSFERS,
     FETCH,

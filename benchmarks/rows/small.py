@@ -107,3 +107,36 @@ IN_FLIGHT = Row(
         ),
     ),
 )
+
+
+def _watched(run: BenchmarkRun) -> Sampler:
+    address = run.own_server().unix
+    calls = run.driver("benchmarks.drivers.jaxd_calls", address)
+    watcher = run.driver("benchmarks.drivers.watching", address)
+
+    def sample() -> float:
+        watcher.seconds("begin", 1)
+        try:
+            return calls.seconds("one at a time", run.sizes.calls)
+        finally:
+            watcher.seconds("end", 1)
+
+    return sample
+
+
+WATCHED = Row(
+    name="watched",
+    title="Small calls one at a time while somebody watches the server, seconds per call",
+    variants=(
+        Variant("unwatched", _jaxd("one at a time"), needs=_JAXD),
+        Variant("watched", _watched, needs=_JAXD),
+    ),
+    comparisons=(
+        Comparison(
+            "watched twice a second / unwatched",
+            over=("watched",),
+            under=("unwatched",),
+            target=Target("at most", 1.01),
+        ),
+    ),
+)

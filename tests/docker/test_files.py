@@ -21,7 +21,7 @@ from tests.docker.engine import ROOT
 
 DOCKER = ROOT / "docker"
 PORT = 18861
-_COMPOSE = ("compose.cpu.yaml", "compose.yaml")
+_COMPOSE = ("compose.cpu.yaml", "compose.yaml", "compose.monitoring.yaml")
 UID = 10001
 
 
@@ -148,9 +148,37 @@ def test_the_service_on_a_gpu_is_the_other_one_with_a_gpu() -> None:
     assert service["shm_size"] == "1gb"
     (device,) = service["deploy"]["resources"]["reservations"]["devices"]
     assert device == {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
-    whole = {name: yaml.safe_load((DOCKER / name).read_text()) for name in _COMPOSE}
+    whole = {name: yaml.safe_load((DOCKER / name).read_text()) for name in _COMPOSE[:2]}
     for part in ("secrets", "volumes"):
         assert whole["compose.yaml"][part] == whole["compose.cpu.yaml"][part]
+
+
+def test_what_monitors_a_server_finds_it() -> None:
+    """Prometheus scrapes what the server serves, Grafana asks Prometheus; neither gains rights."""
+    whole = yaml.safe_load((DOCKER / "compose.monitoring.yaml").read_text())
+    services, configs = whole["services"], whole["configs"]
+    command = services["jaxd"]["command"]
+    served = command[command.index("--metrics") + 1]
+    assert services["jaxd"]["extends"] == {"file": "compose.cpu.yaml", "service": "jaxd"}
+    assert services["prometheus"]["network_mode"] == "service:jaxd"
+    (job,) = yaml.safe_load(configs["prometheus"]["content"])["scrape_configs"]
+    assert job["static_configs"] == [{"targets": [served]}]
+    (source,) = yaml.safe_load(configs["grafana_datasource"]["content"])["datasources"]
+    assert source["url"] == "http://jaxd:9090"
+    (mount,) = services["grafana"]["volumes"]
+    assert (DOCKER / mount.split(":")[0]).exists()
+    assert services["grafana"]["ports"] == ["127.0.0.1:3000:3000"]
+    for name in ("prometheus", "grafana"):
+        assert services[name]["cap_drop"] == ["ALL"]
+        assert services[name]["security_opt"] == ["no-new-privileges:true"]
+    pins = dict(line.split("==") for line in _pins())
+    packages = services["jaxd"]["build"]["args"]["PACKAGES"]
+    assert packages.split()[0] == f"prometheus-client=={pins['prometheus_client']}"
+
+
+def _pins() -> list[str]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    return [line for line in lines if "==" in line and not line.startswith("#")]
 
 
 def test_the_pod_may_do_nothing_but_its_work() -> None:
@@ -206,13 +234,14 @@ def test_the_unit_drains_the_server_and_lets_xla_work() -> None:
     assert service["RuntimeDirectoryMode"] == service["StateDirectoryMode"] == "0700"
 
 
-@pytest.mark.parametrize("where", ["Dockerfile", *_COMPOSE[:1], "kubernetes.yaml", "jaxd.service"])
+@pytest.mark.parametrize("where", ["Dockerfile", *_COMPOSE[::2], "kubernetes.yaml", "jaxd.service"])
 def test_every_command_line_is_one_of_the_servers(where: str, runtime: Path) -> None:
     """Clients on other machines are spoken to in TLS, and the token is where the file puts it."""
     entry = json.loads(instruction("ENTRYPOINT", last_stage()))
     words = {
         "Dockerfile": entry + json.loads(instruction("CMD", last_stage())),
         "compose.cpu.yaml": entry + compose("compose.cpu.yaml")["command"],
+        "compose.monitoring.yaml": entry + compose("compose.monitoring.yaml")["command"],
         "kubernetes.yaml": entry + pod()["containers"][0]["args"],
         "jaxd.service": unit()["Service"]["ExecStart"].split(),
     }[where]

@@ -96,15 +96,27 @@ class _Questions:
         while not self._closing.wait(max(0.0, min(self._due, until) - time.monotonic())):
             if time.monotonic() < self._due:
                 return None
-            reply = self._client.caller.session.ask("view", *self._known)
-            if reply.get("more") is not True:
-                self._due = time.monotonic() + self._every_s
-            message = _message_of(reply)
-            source = reply.get("source")
-            self._known = (_sequence_in(message.content), source if type(source) is str else "")
+            message = self._ask()
+            self._due = time.monotonic() + self._every_s
             if message.content.keys() - {"sequence"} or message.is_whole:
                 return message
         return None
+
+    def _ask(self) -> _Message:
+        """All that is new; it may come in pieces."""
+        content: dict[str, Any] = {}
+        is_whole = False
+        while True:
+            reply = self._client.caller.session.ask("view", *self._known)
+            piece = _message_of(reply)
+            is_whole = is_whole or piece.is_whole
+            for name, new in piece.content.items():
+                rows = content.get(name)
+                content[name] = {**rows, **new} if isinstance(rows, dict) else new
+            source = reply.get("source")
+            self._known = (_sequence_in(piece.content), source if type(source) is str else "")
+            if reply.get("more") is not True:
+                return _Message(content, is_whole)
 
     def close(self) -> None:
         self._known = (0, "")
@@ -288,9 +300,12 @@ class Watch:
                 name for name in _WHOLE if getattr(now, name) != getattr(self.view, name)
             )
         else:
-            self.changed = _WHOLE & message.content.keys()
+            named = _WHOLE & message.content.keys()
+            is_same = named == {"counters"} and now.counters == before.counters
+            self.changed = frozenset() if is_same else named
+        is_back = bool(self.problem)
         self.view, self.problem = now, ""
-        return True
+        return bool(self.changed) or message.is_whole or is_back
 
     def close(self) -> None:
         """Ends it: whoever waits in `next` or iterates returns."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import select
 import socket
 import time
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from jaxd_protocol.network.addresses import Address
 _REPLY_TIMEOUT_S = 5.0
 _MAX_REPLY_BYTES = 1 << 26
 _PIECE_BYTES = 1 << 18
+_LEAST_TIMEOUT_S = 0.001
 
 
 def send_request(
@@ -103,12 +103,12 @@ class ControlStream:
     def _read(self, timeout_s: float) -> bool:
         """Reads what there is; whether there was something in time."""
         try:
-            readable, _, _ = select.select([self._control], [], [], timeout_s)
-            piece = self._control.recv(_PIECE_BYTES) if readable else None
-        except (OSError, ValueError) as error:  # it was closed
-            raise self._lost() from error
-        if piece is None:
+            self._control.settimeout(max(_LEAST_TIMEOUT_S, timeout_s))
+            piece = self._control.recv(_PIECE_BYTES)
+        except TimeoutError:
             return False
+        except OSError as error:  # it was closed
+            raise self._lost() from error
         if not piece or len(self._unread) > _MAX_REPLY_BYTES:
             raise self._lost()
         self._unread += piece

@@ -21,13 +21,14 @@ def check_trust(options: ServerOptions) -> None:
 
     Raises:
         CannotListen: when TCP would be open without a token, with TLS or without, or beyond this
-            machine in plain text without the option for it.
+            machine in plain text without the option for it; or metrics beyond this machine.
         ConfigurationError: when the token file is missing, empty, or readable by others; when
             others can write to the folder of named tokens; when options conflict with a worker for
             each principal; or when other users are allowed where the system does not identify
             peers.
     """
     _check_separation(options)
+    _check_metrics(options)
     if options.allow_uids and not hasattr(socket, "SO_PEERCRED"):
         raise ConfigurationError(
             "--allow-uid needs a system that identifies the peers of a Unix socket (Linux); here "
@@ -40,6 +41,17 @@ def check_trust(options: ServerOptions) -> None:
     is_guarded = has_token(options)
     for address in open_to_more:
         _check_address(address, options, has_token=is_guarded)
+
+
+def _check_metrics(options: ServerOptions) -> None:
+    if options.metrics is None or options.metrics_token_file is not None:
+        return
+    if not Address.parse(f"tcp://{options.metrics}").is_loopback:
+        raise CannotListen(
+            f"--metrics {options.metrics} is reachable from other machines. Give the file of a "
+            "token that whoever reads them has to send (--metrics-token-file, made by `jaxd "
+            "token`), or use 127.0.0.1."
+        )
 
 
 def _check_separation(options: ServerOptions) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Final
 from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.network.local_server import cache_root
 from jaxd_server.cache.directory import TARGET_FILE, Directory, Kind, make_trusted
+from jaxd_server.cache.disk_usage import room
 from jaxd_server.cache.record_file import (
     InvalidRecord,
     Record,
@@ -186,6 +187,13 @@ class Store:
         if not self._writer.hides(kind, name) and os.path.exists(path):
             return True
         return self._read_shared(kind, name, payload=False) is not None
+
+    def room(self, kind: Kind, name: bytes) -> int:
+        """What a record takes of the disk; 0 when it is not there."""
+        try:
+            return room(os.path.getsize(self._directory.file(kind, name)))
+        except OSError:
+            return 0
 
     def names(self, kind: Kind) -> list[bytes]:
         """The names of all records of a kind, in no order, but for long ones."""

@@ -118,6 +118,9 @@ class Executables:
         is_kept: whether an executable is on disk as well, and so is cheap to have again.
         resident: bytes of memory that the process has.
         builds: makes each once.
+
+    Attributes:
+        version: another number as soon as others are in the table.
     """
 
     def __init__(
@@ -128,6 +131,7 @@ class Executables:
         resident: Callable[[], int] = resident_bytes,
         builds: Builds[Any, Executable] | None = None,
     ) -> None:
+        self.version = 0
         self._limits = limits
         self._eviction_costs = EvictionCosts(is_kept, resident)
         plans = _PLANS_PER_EXECUTABLE * limits.count  # they are made again in no time
@@ -265,6 +269,7 @@ class Executables:
         with self._lock:
             self._makers[executable.serial] = maker
             self._executables[name] = executable
+            self.version += 1
         self._reclaimer.relieve()
         return executable
 
@@ -347,6 +352,7 @@ class Executables:
     def _drop(self, names: Iterable[_Name]) -> list[Executable]:
         """Removes executables from the table; freed when the caller drops the returned ones."""
         gone = [self._executables.pop(name) for name in names]
+        self.version += 1
         serials = {executable.serial for executable in gone}
         for bytes_, plan in list(self._plans.items()):
             if plan.executable is not None and plan.executable.serial in serials:

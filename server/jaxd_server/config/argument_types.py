@@ -39,6 +39,22 @@ def parse_address(text: str) -> Address:
     return address
 
 
+def parse_endpoint(text: str) -> str:
+    """`HOST:PORT`, where something else than a jaxd server listens.
+
+    Raises:
+        argparse.ArgumentTypeError: for any other text.
+    """
+    host, _, port = text.rpartition(":")
+    if not host or "?" in text or not port.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")
+    try:
+        Address.parse(f"tcp://{text}")
+    except ConfigurationError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT") from error
+    return text
+
+
 def parse_name(text: str) -> str:
     """`HOST` or `HOST:PORT`, the name of a server for clients on other machines.
 

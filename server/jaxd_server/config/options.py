@@ -23,6 +23,7 @@ from jaxd_protocol.network.tokens import checked_token, default_token_file, read
 from jaxd_server.config.argument_types import (
     parse_address,
     parse_count,
+    parse_endpoint,
     parse_folder,
     parse_gpus,
     parse_name,
@@ -445,6 +446,16 @@ class ServerOptions:
         {"choices": ("text", "json")},
         "lines for people or one JSON object a line",
         default="text",
+    )
+    metrics: str | None = _lifetime(
+        {"type": parse_endpoint, "metavar": "HOST:PORT"},
+        "serve metrics for Prometheus over HTTP at this address, such as 127.0.0.1:9464",
+        more="; see [metrics](metrics.md). Needs `pip install 'jaxd[metrics]'`, and beyond "
+        "loopback `--metrics-token-file`",
+    )
+    metrics_token_file: str | None = _lifetime(
+        _FOLDER,
+        "file with the token that whoever reads the metrics has to send, as made by `jaxd token`",
     )
     auto: bool = _lifetime(_SWITCH, SUPPRESS, default=False)  # started by a first call
 

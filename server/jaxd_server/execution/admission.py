@@ -296,6 +296,10 @@ class Admission:
             self._notify_waiters()
             self._changed.wait_for(lambda: not self._has_waiting())
 
+    def operations(self) -> list[Operation]:
+        """All that runs, cancelled or not; the oldest first."""
+        return self._oldest_first()
+
     def abandoned(self) -> list[Operation]:
         """What still runs although it was cancelled; the oldest first."""
         return [one for one in self._oldest_first() if one.is_abandoned]

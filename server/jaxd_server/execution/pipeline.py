@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import time
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -32,7 +34,7 @@ from jaxd_server.compilation.executables import DeviceChoice, Executables, Plan,
 from jaxd_server.compilation.functions.function import Function
 from jaxd_server.compilation.functions.package_skew import dependency_changes, refuse_or_warn
 from jaxd_server.compilation.functions.table import FunctionReplaced, Functions
-from jaxd_server.compilation.history.build_log import BuildLog
+from jaxd_server.compilation.history.build_log import BuildLog, describe
 from jaxd_server.execution.admission import Admission, Operation
 from jaxd_server.execution.call import Call, Client, Finish, Reply
 from jaxd_server.execution.callback_lock import CallbackLock
@@ -41,7 +43,7 @@ from jaxd_server.execution.memory_room import OutOfMemoryHandler
 from jaxd_server.execution.run import BrokenProgram, Executor, Run
 from jaxd_server.jax_compat.devices import Devices
 from jaxd_server.jax_compat.placement import placed, places_of
-from jaxd_server.runtime.counters import Counters, UseTable
+from jaxd_server.runtime.counters import Counters, FunctionUse, UseTable
 from jaxd_server.runtime.events import SILENT, Emit, OutputOnce
 from jaxd_server.runtime.imported_packages import Change, Dependencies
 from jaxd_server.runtime.limits import RateLimiter
@@ -53,6 +55,12 @@ _LOG_BURST: Final = 100
 
 _MAX_REPLACED: Final = 8
 """How often the function of one call may turn out to be another one: mostly, to read more."""
+
+
+Touched = tuple[weakref.ref[Executable], FunctionUse | None]
+
+MAX_TOUCHED: Final = 20_000
+"""With more, who reads `Pipeline.touched` has to look at all executables."""
 
 
 class PackageWatch(Protocol):
@@ -77,6 +85,8 @@ class Pipeline:
         uses: what was saved for whom, and spent.
         oom_handler: what is done when the device has no room.
         crash_guard: which calls are run alone, or not at all.
+        touched: the executables of which something was counted, and what is counted of their
+            functions. Who takes one out sets `is_touched` to False, and then reads.
     """
 
     def __init__(
@@ -101,6 +111,7 @@ class Pipeline:
         self.oom_handler = oom_handler
         self._packages = packages
         self.crash_guard = CrashGuard(admission)
+        self.touched: deque[Touched] = deque(maxlen=MAX_TOUCHED)
         self._executor = Executor(functions, executables, oom_handler, source.discard)
         self._callback_lock = CallbackLock()
         self._devices = Devices()
@@ -230,8 +241,16 @@ class Pipeline:
         if run.executable.serial not in run.call.session.used_executables:
             self._count_first_use(run.call.session, run.executable)
         is_counted_elsewhere = run.call.cancel_token is not NEVER_CANCELLED
-        session = run.call.session
-        self.counters.hit(0.0 if is_counted_elsewhere else seconds, session.counts, session.use)
+        session, executable = run.call.session, run.executable
+        run_s = 0.0 if is_counted_elsewhere else seconds
+        self.counters.hit(run_s, session.counts, session.use, executable.use, seconds)
+        if not executable.is_touched:
+            self._touch(executable)
+
+    def _touch(self, executable: Executable) -> None:
+        """Something was counted of it, before: who reads `touched` sees that."""
+        executable.is_touched = True
+        self.touched.append((weakref.ref(executable), executable.use))
 
     def _is_current(self, call: Call, executable: Executable) -> bool:
         """Whether the packages of a warm executable have not changed.
@@ -312,6 +331,11 @@ class Pipeline:
         made = job.made
         for earlier in before:
             made = earlier if made is None and earlier.executable is executable else made
+        if executable.use is None:
+            where, parameters = describe(function).where, function.parameters
+            executable.use = self.counters.function(
+                executable.key, executable.name, where, parameters
+            )
         self._count_first_use(call.session, executable, made)
         if call.warm_only:
             self.admission.release(call)
@@ -324,9 +348,14 @@ class Pipeline:
         run = Run(call, executable, leaves_of(dynamic(arguments, function.statics)))
         return self._started(run, partial(self._count_cold, hits=0 if made else 1))
 
-    def _count_cold(self, run: Run, _seconds: float, hits: int) -> None:
-        run.call.session.use.calls += 1
-        self.counters.add(run.call.session.counts, calls=1, executable_hits=hits)
+    def _count_cold(self, run: Run, seconds: float, hits: int) -> None:
+        session = run.call.session
+        if hits:
+            self.counters.hit(0.0, session.counts, session.use, run.executable.use, seconds)
+        else:
+            session.use.calls += 1
+            self.counters.add(session.counts, calls=1)
+        self._touch(run.executable)
 
     def _started(self, run: Run, count: Callable[[Run, float], None]) -> Finish:
         run.executable.hold()
@@ -377,19 +406,28 @@ class Pipeline:
             return
         session.used_executables.add(executable.serial)
         self.build_log.known_functions.record(session.principal, executable.key)
+        self._count_use(session, executable, made)
+        self._touch(executable)
+
+    def _count_use(self, session: Client, executable: Executable, made: BuildResult | None) -> None:
+        function = executable.use or FunctionUse()
         if made is None:
             saved = executable.costs.build_s
             session.use.found += 1
         elif made.verdict == "load":
             saved = max(0.0, executable.costs.build_s - executable.costs.paid_s)
             session.use.loaded += 1
+            function.loaded += 1
         else:
             session.use.compiled += 1
+            function.compiled += 1
+            function.built_s += executable.costs.paid_s
             use = Use(compiled=1, built_s=executable.costs.paid_s)
             self.uses.add(session.principal, executable.name, use)
             return
         session.use.saved_s += saved
         executable.saved_s += saved
+        function.saved_s += saved
         use = Use(found=made is None, loaded=made is not None, saved_s=saved)
         self.uses.add(session.principal, executable.name, use)
         self.counters.add(session.counts, saved_s=saved)
@@ -440,8 +478,7 @@ class _BuildJob:
         """
         pipeline, function, call = self.pipeline, self.function, self.call
         request = self._request()
-        made = self.made = pipeline.oom_handler.retried_on_oom(lambda: self.source.make(request))
-        pipeline.build_log.made(made.function or function, call.skeleton, made, call.emit)
+        made = self._recorded(lambda: self.source.make(request))
         log_event(
             "built",
             call=call.identify(),
@@ -455,6 +492,20 @@ class _BuildJob:
             pipeline.executables.adopt(made.function, self.arguments, executable, self.make)
             raise FunctionReplaced(function.name)
         return executable
+
+    def _recorded(self, make: Callable[[], BuildResult]) -> BuildResult:
+        """Makes it, and records that."""
+        build_log, call = self.pipeline.build_log, self.call
+        record = build_log.begin(self.function, call.skeleton, call.session.principal)
+        try:
+            made = self.made = self.pipeline.oom_handler.retried_on_oom(make)
+            function = made.function or self.function
+            reason = build_log.made(function, call.skeleton, made, call.emit)
+        except BaseException as error:
+            record.end("failed", type(error).__name__)
+            raise
+        record.end(made.verdict, reason)
+        return made
 
     def move(self, one: Executable) -> Executable | None:
         """The executable, of one for another device; None when it has to be made."""

@@ -56,6 +56,15 @@ class Devices:
         """Of each its platform, its number there, and what it is."""
         return [f"{one.platform}:{one.id} {one.device_kind}" for one in self._devices]
 
+    def memory(self) -> list[tuple[str, int, int, int]]:
+        """Of each its name, and bytes in use, at most so far, and there; 0 where unknown."""
+        kinds = ("bytes_in_use", "peak_bytes_in_use", "bytes_limit")
+        found = [[int(_statistics(one).get(k) or 0) for k in kinds] for one in self._devices]
+        return [
+            (name, use, peak, limit)
+            for name, (use, peak, limit) in zip(self.names(), found, strict=True)
+        ]
+
     def of(self, wanted: int | None, session: int) -> int:
         """The index of the device that a call runs on.
 

@@ -50,13 +50,17 @@ class Loaded:
     Attributes:
         run: calls it.
         memory_analysis: as jax's.
+        cost_analysis: likewise.
+        as_text: likewise.
     """
 
-    __slots__ = ("memory_analysis", "run")
+    __slots__ = ("as_text", "cost_analysis", "memory_analysis", "run")
 
     def __init__(self, compiled: jax.stages.Compiled) -> None:
         self.run: Flat = compiled.__call__
         self.memory_analysis = compiled.memory_analysis
+        self.cost_analysis = compiled.cost_analysis
+        self.as_text = compiled.as_text
 
     def __call__(self, *leaves: Any) -> list[Any]:
         """Runs it."""
@@ -198,6 +202,42 @@ def run_bytes(program: Flat) -> int:
     return int(taken) if taken >= _MUCH else 0
 
 
+def analysed(program: Flat, *, with_text: bool = True) -> dict[str, Any]:
+    """What jax says of a program: its optimized HLO, its memory and its cost, as JSON values.
+
+    What jax does not say is empty: backends refuse in many ways, and for programs that were read
+    from bytes more of it.
+
+    Args:
+        program: flat.
+        with_text: whether to write the HLO, which may be long.
+    """
+    compiled: Any = program
+    found: dict[str, Any] = {"text": "", "memory": {}, "cost": {}}
+    with suppress(Exception):
+        found["memory"] = memory_by_use(compiled.memory_analysis()) or {}
+    with suppress(Exception):
+        found["cost"] = cost_by_name(compiled.cost_analysis()) or {}
+    with suppress(Exception):
+        found["text"] = compiled.as_text() or "" if with_text else ""
+    if not with_text:
+        del found["text"]
+    return found
+
+
+def cost_by_name(cost: Any) -> dict[str, float] | None:
+    """Numbers by name; None where the backend does not say."""
+    return None if cost is None else {str(name): float(value) for name, value in cost.items()}
+
+
+def memory_by_use(stats: Any) -> dict[str, int] | None:
+    """Bytes by what they are for; None where the backend does not say."""
+    if stats is None:
+        return None
+    found = {name: getattr(stats, name) for name in dir(stats) if not name.startswith("_")}
+    return {name: number for name, number in found.items() if type(number) is int}
+
+
 def is_nan_error(error: BaseException) -> bool:
     """Whether a program found a NaN or an infinity because jax was set to look for them."""
     return type(error).__name__ == "InternalFloatingPointError"
@@ -238,6 +278,8 @@ class _Plain:
     def __init__(self, compiled: jax.stages.Compiled) -> None:
         self._compiled = compiled
         self.memory_analysis = compiled.memory_analysis
+        self.cost_analysis = compiled.cost_analysis
+        self.as_text = compiled.as_text
 
     def __call__(self, *leaves: Any) -> list[Any]:
         args, kwargs = jax.tree.unflatten(self._compiled.in_tree, leaves)

@@ -9,19 +9,22 @@ import stat
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from functools import partial
 from socket import socket
 from typing import Any
 
 from jaxd_protocol import __version__
+from jaxd_protocol.messages.server_view import ServerRow
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import cache_root, control_path
 from jaxd_server.auth.listen_policy import check_trust
 from jaxd_server.auth.listeners import Listener, open_listeners
 from jaxd_server.auth.tls_setup import connection_hints
 from jaxd_server.config.options import ServerOptions
+from jaxd_server.processes.supervision.metrics import serving_metrics
 from jaxd_server.processes.supervision.quarantine import Quarantine, QuarantineFile
+from jaxd_server.processes.supervision.server_view import ServerViews, period_of
 from jaxd_server.processes.supervision.supervisor import Supervisor
 from jaxd_server.processes.tenants.directory import tenants_root
 from jaxd_server.processes.tenants.manager import TenantManager
@@ -80,6 +83,10 @@ class Host:
         else:
             self._workers = Supervisor(options, worker_command, quarantine=Quarantine(file))
         self._started_at = time.monotonic()
+        self._since = round(time.time(), 3)
+        self._views = ServerViews(
+            self._workers.supervised, self._describe_host, self._workers.failed
+        )
         self._listeners: list[Listener] = []
         self._losses: list[str] = []
         self._control = ""
@@ -102,7 +109,8 @@ class Host:
         """The reply to a request on the control socket; see `serving_control_socket`."""
         match request:
             case {"ask": "status"}:  # waits half a second for a worker, and no longer
-                return {"host": self._describe(), **await self._workers.status()}
+                shown = {"view": await self._views.whole()} if request.get("view") is True else {}
+                return {"host": self._describe(), **await self._workers.status(), **shown}
             case {"ask": "stop"}:
                 self._workers.stop(now=request.get("now") is True)
                 return {"stopping": True}
@@ -113,6 +121,25 @@ class Host:
             case {"ask": "release", "what": str(what)}:
                 return {"released": self._workers.release(what)}
         return {"error": f"{request.get('ask')!r} is not known; ask for status or stop"}
+
+    def _describe_host(self) -> ServerRow:
+        """The row of a view about the host itself."""
+        listen = tuple(str(one.address) for one in self._listeners)
+        platforms = (
+            one.worker.snapshot.get("platform")
+            for _, one in self._workers.supervised()
+            if one.worker is not None
+        )
+        return ServerRow(
+            listen[0] if listen else "",
+            __version__,
+            os.getpid(),
+            self._since,
+            listen,
+            _stderr_file() or "",
+            len(self._workers.quarantined()),
+            next((one for one in platforms if isinstance(one, str)), ""),
+        )
 
     def _describe(self) -> dict[str, Any]:
         return {
@@ -146,7 +173,10 @@ class Host:
                     log_event("listening", address=str(one.address), control=self._control)
                 for line in connection_hints(self._options, listeners):
                     print(line, flush=True)  # noqa: T201  to be copied to clients, so not in the log
-                async with serving_control_socket(control_listener.socket, self.reply):
+                async with (
+                    serving_control_socket(control_listener.socket, self.reply, self._views),
+                    serving_metrics(self._options, self._views),
+                ):
                     code = await self._serve(listeners)
         self._quarantine_file.close()
         log_event("stopped", exit_code=code)
@@ -235,16 +265,21 @@ _Reply = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
 
 
 @asynccontextmanager
-async def serving_control_socket(listening: socket, reply: _Reply) -> AsyncIterator[None]:
+async def serving_control_socket(
+    listening: socket, reply: _Reply, views: ServerViews | None = None
+) -> AsyncIterator[None]:
     """Answers on the socket `listening` until the block ends.
 
     One JSON object a line each way: `{"ask": "status"}`, `{"ask": "stop"}`,
     `{"ask": "stop", "now": true}`, `{"ask": "restart"}`, `{"ask": "quarantined"}` and
     `{"ask": "release", "what": NAME}`. A connection stays open until its client closes it or the
     host ends, so that a client that requested a stop can wait for the end.
+
+    `{"ask": "watch", "every_s": 0.5}` has another kind of answer: `{"view": …}`, and then a line
+    `{"change": …}` whenever something has changed, until the client closes.
     """
     server = await asyncio.start_unix_server(
-        partial(_answer_requests, reply), sock=listening, limit=_MAX_REQUEST_BYTES
+        partial(_answer_requests, reply, views), sock=listening, limit=_MAX_REQUEST_BYTES
     )
     try:
         yield
@@ -253,10 +288,16 @@ async def serving_control_socket(listening: socket, reply: _Reply) -> AsyncItera
 
 
 async def _answer_requests(
-    reply: _Reply, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    reply: _Reply,
+    views: ServerViews | None,
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
 ) -> None:
     try:
         async for request in messages(reader):
+            if request.get("ask") == "watch" and views is not None:
+                await _show(views, period_of(request), reader, writer)
+                return
             writer.write(encode_line(await reply(request)))
             await writer.drain()
     except ValueError as error:
@@ -265,3 +306,23 @@ async def _answer_requests(
         pass  # the client has disconnected, or the host ends
     finally:
         writer.close()
+
+
+async def _show(
+    views: ServerViews, every_s: float, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    """Writes what changes until the client has closed; as much at a time as it reads."""
+    end = asyncio.create_task(reader.read(1))
+    try:
+        async with aclosing(views.watch(every_s)) as changes:
+            while not end.done():
+                step = asyncio.ensure_future(anext(changes))
+                await asyncio.wait([step, end], return_when=asyncio.FIRST_COMPLETED)
+                if not step.done():
+                    step.cancel()
+                    await asyncio.wait([step])
+                    return
+                writer.write(encode_line(step.result().to_message()))
+                await writer.drain()
+    finally:
+        end.cancel()

@@ -96,6 +96,7 @@ class Session(Client):
         unanswered: its calls that were under way when their connection ended.
         ordered_calls: its calls on values that are under way, by number.
         resumed_at: when its client connected last while it had no connection.
+        since: when it was opened, as `time.time()`.
     """
 
     connections: int = 0
@@ -110,6 +111,7 @@ class Session(Client):
         default_factory=WeakValueDictionary
     )
     resumed_at: float = 0.0
+    since: float = field(default_factory=time.time)
 
     def __post_init__(self) -> None:
         self.values = SessionValues(self.principal)

@@ -10,13 +10,16 @@ import json
 import os
 import threading
 import time
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from typing import Final, NamedTuple
 
+from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.messages.report import Use
+from jaxd_protocol.messages.server_view import LATENCY_BOUNDS_S
 from jaxd_protocol.wire import BulkChannel
 from jaxd_server.runtime.logs import log_event, replace_file
 
@@ -72,10 +75,51 @@ class SessionUse:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
+_MAX_FUNCTIONS: Final = 20_000
+
+
+@dataclass(slots=True, eq=False)
+class FunctionUse:
+    """What was counted of one function with options.
+
+    Attributes:
+        key: names function, options and configuration; empty of a program that was never called.
+        name: of the function.
+        where: file and line; empty when unknown.
+        parameters: names of its parameters.
+        hits: calls that a ready executable answered.
+        run_s: seconds that these took.
+        latency: these by their seconds: a count for each of `LATENCY_BOUNDS_S`, and one more.
+        last_use: `time.monotonic()` of the last one.
+        compiled: executables that were traced and compiled.
+        loaded: executables that were loaded from disk.
+        built_s: seconds that `compiled` took.
+        saved_s: seconds that client processes were spared.
+    """
+
+    key: bytes = b""
+    name: str = ""
+    where: str = ""
+    parameters: tuple[str, ...] = ()
+    hits: int = 0
+    run_s: float = 0.0
+    latency: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BOUNDS_S) + 1))
+    last_use: float = 0.0
+    compiled: int = 0
+    loaded: int = 0
+    built_s: float = 0.0
+    saved_s: float = 0.0
+
+
 class Counters:
-    """Counts what the worker did since it started; safe from any thread."""
+    """Counts what the worker did since it started; safe from any thread.
+
+    Attributes:
+        functions: what is counted of those that were called last, by key.
+    """
 
     def __init__(self) -> None:
+        self.functions = BoundedDict[bytes, FunctionUse](_MAX_FUNCTIONS)
         self._counts = Counts()
         self._own: dict[str, Counts] = {}
         self._lock = threading.Lock()  # guards all counts
@@ -92,6 +136,16 @@ class Counters:
         """Drops the counts of a principal, whose next holder may be another person."""
         with self._lock:
             self._own.pop(principal, None)
+
+    def function(
+        self, key: bytes, name: str, where: str, parameters: tuple[str, ...]
+    ) -> FunctionUse:
+        """What is counted of a function, since the first call of this for it."""
+        with self._lock:
+            found = self.functions.use(key)
+            if found is None:
+                found = self.functions[key] = FunctionUse(key, name, where, parameters)
+            return found
 
     @contextmanager
     def on_behalf_of(self, own: Counts | None) -> Iterator[None]:
@@ -118,7 +172,12 @@ class Counters:
                     setattr(counts, name, getattr(counts, name) + amount)
 
     def hit(
-        self, run_s: float = 0.0, own: Counts | None = None, use: SessionUse | None = None
+        self,
+        run_s: float = 0.0,
+        own: Counts | None = None,
+        use: SessionUse | None = None,
+        function: FunctionUse | None = None,
+        seconds: float = 0.0,
     ) -> None:
         """Counts one call that a ready executable answered: all that the warm path counts.
 
@@ -126,9 +185,11 @@ class Counters:
             run_s: seconds that it ran.
             own: the counts of its principal, if there are any.
             use: of its session.
+            function: what is counted of its function.
+            seconds: that it was in the server.
         """
         with self._lock:
-            self._last_activity = time.monotonic()
+            self._last_activity = now = time.monotonic()
             self._counts.calls += 1
             self._counts.executable_hits += 1
             self._counts.run_s += run_s
@@ -138,6 +199,11 @@ class Counters:
                 own.calls += 1
                 own.executable_hits += 1
                 own.run_s += run_s
+            if function is not None:
+                function.hits += 1
+                function.run_s += seconds
+                function.last_use = now
+                function.latency[bisect_left(LATENCY_BOUNDS_S, seconds)] += 1
 
     @property
     def idle_s(self) -> float:

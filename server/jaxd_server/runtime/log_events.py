@@ -218,6 +218,7 @@ EVENTS: Final[dict[str, Event]] = {
     "memory_short": Event(
         "warning", "Memory runs short: idle programs are dropped.", ("host", "device", "dropped")
     ),
+    "metrics_served": Event("info", "Metrics for Prometheus are served.", ("address",)),
     "native_code_unchecked": Event(
         "warning",
         "`--allow-target` lets programs call native code that nobody checks.",

@@ -5,14 +5,16 @@ And the files that hold such lines and the state of a process: short, and never 
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
 import shutil
 import sys
 import time
+from collections import deque
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from jaxd_protocol.base.terminal import one_word
 from jaxd_server.runtime.log_events import EVENTS
@@ -52,6 +54,54 @@ def log_event(event: str, /, **fields: Any) -> None:
     known = {name: value for name, value in fields.items() if value is not None}
     failed = level >= logging.ERROR and sys.exc_info()[0] is not None
     _logger.log(level, event, extra={"fields": known}, exc_info=failed)
+    recent_events.add(event, known)
+
+
+class LoggedEvent(NamedTuple):
+    """An event that was logged.
+
+    Attributes:
+        number: counts up from 1.
+        at: when, as `time.time()`.
+        name: see `EVENTS`.
+        fields: what it says.
+    """
+
+    number: int
+    at: float
+    name: str
+    fields: Mapping[str, Any]
+
+    @property
+    def text(self) -> str:
+        """Its fields in one line, but for those that stand beside it."""
+        told = ((k, v) for k, v in self.fields.items() if k not in _BESIDE)
+        return " ".join(f"{name}={one_word(value)}" for name, value in told)
+
+
+_BESIDE: Final = frozenset({"call", "function", "principal"})
+
+MAX_EVENTS: Final = 200
+"""How many of the last ones are remembered."""
+
+
+class RecentEvents:
+    """The last events of this process. Thread-safe: each step is atomic."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._events: deque[LoggedEvent] = deque(maxlen=MAX_EVENTS)
+
+    def add(self, name: str, fields: Mapping[str, Any]) -> None:
+        """Adds one that was logged just now."""
+        self._events.append(LoggedEvent(next(self._numbers), time.time(), name, fields))
+
+    def after(self, number: int) -> list[LoggedEvent]:
+        """Those with greater numbers, the oldest first."""
+        return [one for one in list(self._events) if one.number > number]
+
+
+recent_events: Final = RecentEvents()
 
 
 class _Lines(logging.Formatter):

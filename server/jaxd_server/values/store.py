@@ -315,6 +315,12 @@ class ValueStore:
             )
         return found
 
+    def named_values(self) -> list[tuple[str, str, tuple[Value, ...]]]:
+        """What there is under names: the principal, the name, and the values."""
+        with self._lock:
+            self._forget_expired()
+            return [(who, name, found.values) for (who, name), found in self._names.items()]
+
     def unname(self, principal: str, name: str) -> bool:
         """Removes a name; whether it was there."""
         with self._lock:

@@ -43,6 +43,11 @@ Each line is an rpyc request to the peer's root; `[…]` is sent as buffers besi
       recent(count) → JSON                    the last builds, and why each was made
       functions() → JSON {functions, totals}  known functions, what they cost and have saved
       report() → JSON                         a `Report`: what was saved, and for whom
+      view(sequence, source) → JSON {view or change, source, more}
+              what there is to see, or what has changed since; see `server_view`
+      detail(key, program, stage) → JSON      a function looked at closely; or with a stage {text}:
+              the `jaxpr` or `hlo` of one of its programs in memory
+      cancel_call(id) → JSON {cancelled}      cancels a call of the same principal, whoever made it
       recipes("") → (JSON {mark},)            a mark; later, with that mark:
       recipes(mark) → (JSON {mark, left_out}, recipe…) [codes and pickles]
                                               the calls since the mark, see `recipes`

@@ -7,7 +7,6 @@ has changed travels as a JSON merge patch (RFC 7386) of `ServerView.to_dict`: nu
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Self
@@ -402,9 +401,7 @@ TABLES: Final[Mapping[str, type]] = {
 def row_dict(row: Any) -> dict[str, Any]:
     """A row for JSON."""
     content = {name: getattr(row, name) for name in _KINDS[type(row)]}
-    return {
-        name: list(value) if type(value) is tuple else value for name, value in content.items()
-    }
+    return {name: list(value) if type(value) is tuple else value for name, value in content.items()}
 
 
 def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
@@ -457,7 +454,7 @@ def _int(value: Any) -> int:
 
 
 def _float(value: Any) -> float:
-    if type(value) not in (int, float) or not math.fabs(value) < _MAX_NUMBER:  # which no NaN is
+    if type(value) not in (int, float) or not abs(value) < _MAX_NUMBER:  # which no NaN is
         raise TypeError(f"{type(value).__name__} is no number")
     return float(value)
 
@@ -504,7 +501,7 @@ def _table_reader(kind: type) -> Callable[[Any, Any], dict[str, Any]]:
     fresh = kind()
 
     def read(old: Mapping[str, Any], content: Any) -> dict[str, Any]:
-        found = dict(old)
+        found = {} if content is None else dict(old)
         for name, row in _named(content):
             if row is None:
                 found.pop(name, None)
@@ -516,7 +513,7 @@ def _table_reader(kind: type) -> Callable[[Any, Any], dict[str, Any]]:
 
 
 def _read_counters(old: Mapping[str, float], content: Any) -> dict[str, float]:
-    found = dict(old)
+    found = {} if content is None else dict(old)
     for name, count in _named(content):
         if count is None:
             found.pop(name, None)
@@ -527,7 +524,8 @@ def _read_counters(old: Mapping[str, float], content: Any) -> dict[str, float]:
 
 
 def _named(content: Any) -> Iterable[tuple[str, Any]]:
-    return [(printable(name, _MAX_NAME), row) for name, row in (content or {}).items()]
+    rows = {} if content is None else content  # null removes the table
+    return [(printable(name, _MAX_NAME), row) for name, row in rows.items()]
 
 
 def _bounded(found: dict[str, Any]) -> dict[str, Any]:

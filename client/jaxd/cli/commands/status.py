@@ -45,11 +45,11 @@ def run(arguments: argparse.Namespace) -> int:
     address = server_address(arguments.server)
     absence: NoServer | None = None
     try:
-        report = _query_host(address) or _query_worker(address)
+        report = _query_host(address, view=arguments.json) or _query_worker(address)
     except NoServer as error:
         report, absence = None, error
     if arguments.json:
-        print_json({"server": str(address), **(report or _ABSENT)})
+        print_json({"server": str(address), **(report or _ABSENT), **_view(report, address)})
     elif report is not None:
         print("\n".join(_report_lines(address, report)))
     if report is None:
@@ -60,11 +60,25 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _query_host(address: Address) -> Report | None:
+def _query_host(address: Address, *, view: bool = False) -> Report | None:
     """The report of the host, which answers also when its worker hangs; None: not reachable."""
     if not address.is_loopback:
         return None
-    return send_request(control_path(address), {"ask": "status"}, address.uid)
+    return send_request(control_path(address), {"ask": "status", "view": view}, address.uid)
+
+
+def _view(report: Report | None, address: Address) -> dict[str, Any]:
+    """What there is to see of a server, as `jaxd.watch` shows it."""
+    if report is None:
+        return {}
+    from jaxd_protocol.messages.server_view import ServerView
+
+    if "view" in report:
+        return {"view": ServerView.from_dict(report["view"]).to_dict()}
+    from jaxd.api.watcher import watch
+
+    with watch(address) as seen:
+        return {"view": seen.view.to_dict()}
 
 
 def _query_worker(address: Address) -> Report | None:

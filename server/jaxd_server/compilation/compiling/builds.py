@@ -41,6 +41,8 @@ class Build:
         is_abandoned: whether no call waits for it.
         interruptible: its trace.
         waits_in: where it waits for its turn; None before and after that.
+        waited_for: the function that was built when it began to wait; empty when it did not wait.
+        builder: the process that makes it; 0: this one.
     """
 
     def __init__(self, owner: object = None) -> None:
@@ -54,6 +56,8 @@ class Build:
         self.is_abandoned = False
         self.interruptible = Interruptible()
         self.waits_in: BuildRoom | None = None
+        self.waited_for = ""
+        self.builder = 0
         self._hooks: list[Callable[[], None]] = []
         self._lock = threading.Lock()  # guards _hooks
 
@@ -201,7 +205,13 @@ class BuildRoom:
         """
         build = current_build() or Build()
         build.waits_in = self
-        if not self._places.enter(build.owner, build.cancel_hook, on_wait):
+
+        def waiting() -> None:
+            first = self.longest()
+            build.waited_for = first[0] if first else ""
+            on_wait()
+
+        if not self._places.enter(build.owner, build.cancel_hook, waiting):
             raise Interrupted
         build.waits_in = None
         turn = _Turn(name, build.owner)
@@ -215,6 +225,11 @@ class BuildRoom:
                 yield
         finally:
             self._end(turn)
+
+    @property
+    def running(self) -> int:
+        """The number of builds that have their turn."""
+        return len(self._inside)
 
     def longest(self) -> tuple[str, object, float] | None:
         """The build that has had its turn for the longest time.

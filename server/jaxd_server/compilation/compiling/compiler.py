@@ -34,7 +34,7 @@ from jaxd_server.jax_compat.lowered import (
 )
 from jaxd_server.jax_compat.lowered_transfer import unpack_lowered
 from jaxd_server.jax_compat.placement import is_bound, move_lowered
-from jaxd_server.jax_compat.programs import compile_flat
+from jaxd_server.jax_compat.programs import compile_flat, cost_by_name, memory_by_use
 from jaxd_server.runtime.counters import Counters
 from jaxd_server.runtime.events import Emit
 from jaxd_server.runtime.imported_packages import Dependencies
@@ -315,7 +315,7 @@ def explained(error: TypeError) -> TypeError:
 def _described(lowered: Any, shown: Shown) -> dict[str, Any]:
     return {
         "text": lowered.as_text(shown.dialect, debug_info=shown.places),
-        "cost": _plain(lowered.cost_analysis()),
+        "cost": cost_by_name(lowered.cost_analysis()),
         "result": result_layout(out_leaves(lowered), lowered.out_tree).skeleton.hex(),
     }
 
@@ -329,18 +329,6 @@ def _identified(lowered: Any, options: Options) -> dict[str, Any]:
 def _analysed(compiled: Any) -> dict[str, Any]:
     return {
         "text": compiled.as_text(),
-        "cost": _plain(compiled.cost_analysis()),
-        "memory": _memory(compiled.memory_analysis()),
+        "cost": cost_by_name(compiled.cost_analysis()),
+        "memory": memory_by_use(compiled.memory_analysis()),
     }
-
-
-def _plain(cost: Any) -> dict[str, float] | None:
-    """Numbers by name; None where the backend does not say."""
-    return None if cost is None else {str(name): float(value) for name, value in cost.items()}
-
-
-def _memory(stats: Any) -> dict[str, int] | None:
-    if stats is None:
-        return None
-    found = {name: getattr(stats, name) for name in dir(stats) if not name.startswith("_")}
-    return {name: number for name, number in found.items() if type(number) is int}

@@ -13,6 +13,7 @@ from jaxd_protocol.messages.recipes import RecordedCall
 from jaxd_server.codec.results import ResultLayout, RetainedLeaves
 from jaxd_server.compilation.compiling.program import Program
 from jaxd_server.jax_compat.config import configured
+from jaxd_server.runtime.counters import FunctionUse
 from jaxd_server.runtime.imported_packages import Change, Dependencies
 
 QUICK_S: Final = 0.002
@@ -69,6 +70,8 @@ class Executable:
         last_use: `time.monotonic()` of the last call.
         retained: which leaves of its result stay on the server, by what its calls want and take.
         calls_python: whether it calls Python while it runs, which is rare.
+        use: what is counted of its function; None before the first call.
+        is_touched: whether something was counted of it, see `Pipeline.touched`.
     """
 
     name: str
@@ -92,6 +95,8 @@ class Executable:
     retained: dict[Hashable, RetainedLeaves] = field(init=False, default_factory=dict)
     outdated: tuple[Change, ...] = field(init=False, default=())
     calls_python: bool = field(init=False)
+    use: FunctionUse | None = field(init=False, default=None)
+    is_touched: bool = field(init=False, default=False)
     _holds: list[None] = field(init=False, default_factory=list)
     """One for each call: appending is atomic, adding is not."""
 
@@ -116,6 +121,12 @@ class Executable:
     def release(self) -> None:
         """Undoes one `hold`."""
         self._holds.pop()
+
+    @property
+    def id(self) -> str:
+        """Names it among all: by its name on disk, where it has one."""
+        name = self.kept_as.hex() or f"m{self.serial}"
+        return f"{name}.{self.device}" if self.device else name
 
     @property
     def in_use(self) -> bool:

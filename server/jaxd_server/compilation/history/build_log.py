@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 import weakref
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.explain.argument_shapes import argument_shapes
 from jaxd_protocol.explain.key_differences import dependency_difference
 from jaxd_protocol.messages.function_manifest import FunctionDescriptor
+from jaxd_server.compilation.compiling.builds import Build, current_build
 from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.disk_cache.programs import ProgramCache
 from jaxd_server.compilation.disk_cache.records import CallRecord
@@ -86,6 +88,61 @@ class BuildLogEntry:
         }
 
 
+@dataclass(slots=True, eq=False)
+class BuildRecord:
+    """A build that was asked for, as it goes on. Written by the thread that makes it.
+
+    Attributes:
+        number: counts up from 1.
+        function: the name of the function.
+        key: names function, options and configuration.
+        parameters: names of the function's parameters.
+        skeleton: of the call.
+        principal: for whom.
+        build: its turn; None once it is over, and outside of `Builds`.
+        queued: when it was asked for, as `time.time()`.
+        started: when the work began; 0 while it waits for its turn.
+        finished: when it was over; 0 before that.
+        verdict: ``building``, then ``compile``, ``load`` or ``failed``.
+        reason: why it was made; or what kind of error ended it.
+        behind: the function that it waited for; empty when for none.
+        builder: the process that makes it; 0: this one.
+    """
+
+    number: int
+    function: str
+    key: bytes
+    parameters: tuple[str, ...]
+    skeleton: bytes
+    principal: str
+    build: Build | None
+    queued: float = field(default_factory=time.time)
+    started: float = 0.0
+    finished: float = 0.0
+    verdict: str = "building"
+    reason: str = ""
+    behind: str = ""
+    builder: int = 0
+    _queued_at: float = field(default_factory=time.monotonic)
+
+    def look(self) -> None:
+        """Reads how far the build has come."""
+        build = self.build
+        if build is None:
+            return
+        self.behind, self.builder = build.waited_for, build.builder
+        if build.begun is not None and not self.started:
+            self.started = self.queued + max(0.0, build.begun - self._queued_at)
+
+    def end(self, verdict: str, reason: str) -> None:
+        """It is over; what it has made is not held."""
+        self.look()
+        self.build = None
+        self.started = self.started or self.queued
+        self.finished, self.reason = time.time(), reason
+        self.verdict = verdict  # last: who sees it sees the others
+
+
 class BuildLog:
     """The most recent builds with their reasons; safe from any thread.
 
@@ -95,10 +152,13 @@ class BuildLog:
 
     Attributes:
         known_functions: which principal may see what; by default each may see everything.
+        records: the last builds that were asked for, those under way among them.
     """
 
     def __init__(self, program_cache: ProgramCache | None = None, limit: int = 200) -> None:
         self.known_functions = KnownFunctions()
+        self.records: deque[BuildRecord] = deque(maxlen=limit)
+        self._numbers = itertools.count(1)
         self._build_history = BuildHistory()
         self._program_cache = program_cache
         self._is_restored = program_cache is None
@@ -158,23 +218,31 @@ class BuildLog:
             self._build_history.add(call.key, describe(function), built)
             self.known_functions.record(call.principal, call.key)
 
-    def made(self, function: Function, skeleton: bytes, made: BuildResult, emit: Emit) -> None:
-        """Records an executable, and sends its caller the reason and advice."""
+    def begin(self, function: Function, skeleton: bytes, principal: str) -> BuildRecord:
+        """Records a build that this thread is about to make."""
+        name, key = function.name, function.key
+        number, build = next(self._numbers), current_build()
+        record = BuildRecord(number, name, key, function.parameters, skeleton, principal, build)
+        self.records.append(record)
+        return record
+
+    def made(self, function: Function, skeleton: bytes, made: BuildResult, emit: Emit) -> str:
+        """Records an executable, and sends its caller the reason and advice; returns the reason."""
         if made.verdict == "load":
-            self._loaded(function, made)
-            return
+            return self._loaded(function, made)
         try:
             decision, advice = self._note(function, skeleton, made)
         except Exception:  # noqa: BLE001  a program must not be lost over its explanation
             log_event("unexplained_build", function=function.name)
-            return
+            return ""
         if decision.seconds >= LONG_BUILD_S:
             content = {"seconds": decision.seconds, "reason": decision.text}
             emit("built", {"function": function.name, **content})
         for one in advice:
             emit("warning", {"category": "advice", **one._asdict()})
+        return decision.text
 
-    def _loaded(self, function: Function, made: BuildResult) -> None:
+    def _loaded(self, function: Function, made: BuildResult) -> str:
         """Records a load without a reason, for which files would have to be read."""
         with self._restoring:
             if len(self._loads) > MAX_RESTORED:
@@ -182,7 +250,7 @@ class BuildLog:
             self._loads[made.name] = weakref.ref(made.executable)
             if self._is_restored:
                 self._build_history.attach(function.key, made.name, made.executable)
-        self._log(function, made, Reason(), time.time())
+        return self._log(function, made, Reason(), time.time()).text
 
     def _log(
         self, function: Function, made: BuildResult, reason: Reason, now: float

@@ -95,6 +95,7 @@ class BuilderLoan:
             self.builder = self._builders.lend(fingerprint, unused=self._deaths > 0)
         if self.builder is None:
             raise _Away
+        self.builder.function = self._function.name
         return self.builder
 
     def ask(self, request: Request, emit: Emit, read: Ask | None = None) -> Reply | None:
@@ -106,6 +107,8 @@ class BuilderLoan:
             _Away: when it is not wanted any more.
         """
         builder, build = self.borrow(), current_build()
+        if build is not None:
+            build.builder = builder.pid or 0
         hook = (lambda _: nullcontext()) if build is None else build.cancel_hook
         more = {} if read is None else {"read": read}
         reply = builder.ask(

@@ -169,6 +169,7 @@ class BuilderPool:
 
     def give_back(self, builder: BuilderProcess) -> None:
         """Takes a builder back; one that has built enough, has grown or gives way is ended."""
+        builder.function = ""
         is_spent = builder.yields or builder.builds >= self._lifetime.builds
         if not is_spent and builder.state == "ready":
             is_spent = builder.resident() > self._lifetime.resident
@@ -181,6 +182,11 @@ class BuilderPool:
                 builder.since = self._clock()
                 self._idle.append(builder)
             self._sort_out()
+
+    def all(self) -> list[BuilderProcess]:
+        """Those that there are, and those that start."""
+        with self._lock:
+            return [one for one in (*self._lent, *self._idle) if one.state != "ended"]
 
     def all_know(self, fingerprint: bytes) -> bool:
         """Whether whichever builder is lent next has the code of a function."""

@@ -85,6 +85,7 @@ class BuilderProcess:
         builds: how many it has begun.
         yields: whether it computes only where no other process does, which cannot be undone.
         since: `time.monotonic()` when it was given to somebody, or back, last.
+        function: whose program it makes; empty when nobody has it.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class BuilderProcess:
         self.builds = 0
         self.yields = False
         self.since = time.monotonic()
+        self.function = ""
         self._log_format = log_format
         self._understands = understands
         self._command = tuple(command)

@@ -205,6 +205,10 @@ class BuildPolicy:
         elsewhere = RemoteCompile(self._builders, request, lowered, learn)
         return replace(lowered, elsewhere=elsewhere)
 
+    def builders(self) -> list[BuilderProcess]:
+        """The builders that there are."""
+        return self._builders.all()
+
     def close(self) -> None:
         """Ends the builders."""
         self._builders.close()

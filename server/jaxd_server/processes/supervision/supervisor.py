@@ -413,6 +413,33 @@ class Supervisor:
         worker.last_lines()  # its last lines reach the log before the host ends
         log_exit(worker)
 
+    def supervised(self) -> list[tuple[str, Supervisor]]:
+        """Itself, for all principals."""
+        return [("", self)]
+
+    def failed(self) -> list[dict[str, Any]]:
+        """Nothing: it is broken itself."""
+        return []
+
+    def draining(self) -> list[WorkerProcess]:
+        """The workers that finish their calls beside the present one."""
+        return [one for one in self._draining_workers.workers() if one.was_ready]
+
+    def shown_state(self, worker: WorkerProcess, *, is_fresh: bool) -> str:
+        """The state of the present worker in one word.
+
+        Args:
+            worker: the present one.
+            is_fresh: whether it has just answered.
+        """
+        if self.broken:
+            return "broken"
+        if worker.state != "ready":
+            return "starting" if worker.state == "dead" else worker.state
+        if is_fresh:
+            return "ready"
+        return "stuck" if self._health_monitor.is_stuck(worker) else "busy"
+
     def describe(self) -> dict[str, Any]:
         """The facts about the worker for the host's part of a status."""
         worker = self.worker
@@ -434,12 +461,11 @@ class Supervisor:
         may_answer = worker.was_ready and worker.state != "resting"
         fresh = may_answer and await worker.refresh(ANSWER_TIMEOUT_S)
         is_busy = worker.state == "ready" and not fresh
-        stuck = is_busy and self._health_monitor.is_stuck(worker)
         seen = {**worker.snapshot, "running": calls_of(worker)} if is_busy else worker.snapshot
         seen = {name: value for name, value in seen.items() if name != "heaviest"}  # has an id
         return {
             "worker": seen,
-            "worker_state": ("stuck" if stuck else "busy") if is_busy else worker.state,
+            "worker_state": self.shown_state(worker, is_fresh=False) if is_busy else worker.state,
             "worker_silent_s": round(worker.silent_s, 3),
             "worker_process": process_state(worker.pid) if is_busy else None,
         }

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Any, Final, TypeGuard
 
+from jaxd_protocol.base import terminal
+
 LISTS: Final[Mapping[str, Mapping[str, type]]] = {
     "running": {"function": str, "seconds": float},
     "left_behind": {"function": str, "seconds": float, "phase": str},
@@ -64,7 +66,7 @@ def printable(value: Any) -> Any:
     """A text without control characters for a terminal; any other value unchanged."""
     if not isinstance(value, str):
         return value
-    return "".join(each if each.isprintable() else "?" for each in value[:_MAX_TEXT])
+    return terminal.printable(value, _MAX_TEXT)
 
 
 def _is_of_kind(value: object, kind: type) -> bool:

@@ -170,6 +170,8 @@ class WorkerProcess:
         self._state: State = "starting" if epoch else "standing by"
         self._status = PendingAnswer()
         self._refusal = PendingAnswer()
+        self._view = PendingAnswer()
+        self._seen: Mapping[str, Any] = {}
         self._message_limiter = (
             None if principal is None else RateLimiter(_MESSAGE_BURST, _MESSAGES_PER_S)
         )
@@ -318,6 +320,20 @@ class WorkerProcess:
         answer = await self._status.ask(lambda: self._channel.send({"ask": "status"}), patience_s)
         return answer.done() and not answer.cancelled()
 
+    async def see(self, sequence: int, source: str, patience_s: float) -> Mapping[str, Any] | None:
+        """What it shows that is new, as it says; None when there is no answer in time.
+
+        Args:
+            sequence: of what was seen last.
+            source: what that counts the changes of.
+            patience_s: seconds to wait.
+        """
+        if not self._channel.is_open:
+            return None
+        order = {"ask": "view", "since": sequence, "source": source}
+        answer = await self._view.ask(lambda: self._channel.send(order), patience_s)
+        return self._seen if answer.done() and not answer.cancelled() else None
+
     def drain(self) -> None:
         """Asks it to finish its running calls, to refuse new ones, and to exit."""
         self._advance("drain")
@@ -365,11 +381,14 @@ class WorkerProcess:
             log_event("tether_unreadable", epoch=self.epoch, error=str(why))
         self._status.drop()
         self._refusal.drop()
+        self._view.drop()
 
     def _kill_if_flooding(self, message: Mapping[str, Any]) -> bool:
         """Kills the worker of a principal when it sends too many unsolicited messages."""
         match message:
             case {"status": dict()} if self._status.is_open:
+                return False
+            case {"seen": dict()} if self._view.is_open:
                 return False
         if self._message_limiter is None or self._message_limiter.acquire("") is not None:
             return False
@@ -413,6 +432,9 @@ class WorkerProcess:
             case {"status": dict(status)}:
                 self.snapshot = status if self.principal is None else _sanitized(status)
                 self._status.answered()
+            case {"seen": dict(seen)}:
+                self._seen = seen
+                self._view.answered()
             case _:
                 self._pass_on(message)
 

@@ -277,6 +277,14 @@ class TenantManager:
         found = self._quarantine_file.quarantines()
         return [one for one in found if one.principal not in self._workers]
 
+    def supervised(self) -> list[tuple[str, Supervisor]]:
+        """Who keeps the worker of each principal."""
+        return [(who, one.supervisor) for who, one in self._workers.items()]
+
+    def failed(self) -> list[dict[str, Any]]:
+        """Rows of principals whose workers cannot be started."""
+        return self._failed.rows(self._workers)
+
     def describe(self) -> dict[str, Any]:
         """The facts about all workers for the host's part of a status."""
         rows = [one.supervisor.describe() for one in self._workers.values()]
@@ -295,8 +303,7 @@ class TenantManager:
         gateway, *reports = await asyncio.gather(
             self._gateway.status(), *(one.status() for one in workers)
         )
-        broken = self._failed.rows(self._workers)
-        return tenants_report(gateway, [one.tenant for one in workers], reports, broken)
+        return tenants_report(gateway, [one.tenant for one in workers], reports, self.failed())
 
     async def idle_s(self) -> float:
         """Seconds without any connection and call; 0 when a worker does not report it."""

@@ -58,6 +58,13 @@ class WorkerReport:
         own = {"owners": owners, "platform": platform, "is_short": self.is_short()}
         return {**status, **own, "heaviest": components.heaviest()}
 
+    def view(self, since: int, source: str) -> dict[str, Any]:
+        """What there is to see that is new, for the host; see `WorkerView.news`."""
+        components = self.components
+        if components is None:
+            return {"change": {}, "source": source, "more": False}
+        return components.view.news(since, source)
+
     def welcome(self) -> dict[str, Any]:
         """The description of this worker that a client receives when it connects."""
         components = self._built()

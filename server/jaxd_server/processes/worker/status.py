@@ -52,16 +52,16 @@ class WorkerStatus:
         self._abandoned_work = abandoned_work
         self._disk = disk
         self._counts_of = counts_of
+        self._counted = -1, 0
 
     def now(self) -> dict[str, Any]:
         """The present state, beside the counters."""
         running = self._pipeline.admission.running()
-        ready = self._pipeline.executables.all()
         values = self._worker_context.values
         disk = self._disk.now()
         return {
-            "executables": len(ready),
-            "programs": len({id(executable.program) for executable in ready}),
+            "executables": len(self._pipeline.executables),
+            "programs": self._count_programs(),
             "functions": len(self._pipeline.functions),
             "connections": self._sessions.connections,
             "idle_connections": len(self._worker_context.idle_connections),
@@ -81,6 +81,14 @@ class WorkerStatus:
             "disk_files": disk.files,
             **self._worker_context.traffic.totals(),
         }
+
+    def _count_programs(self) -> int:
+        """How many the executables have; counted when others are there."""
+        executables = self._pipeline.executables
+        if self._counted[0] != executables.version:
+            version, ready = executables.version, executables.all()
+            self._counted = version, len({id(executable.program) for executable in ready})
+        return self._counted[1]
 
     def shown(self, status: dict[str, Any], principal: str) -> dict[str, Any]:
         """The part of a status that a principal may see: nothing about others.

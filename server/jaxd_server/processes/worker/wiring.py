@@ -46,6 +46,7 @@ from jaxd_server.processes.worker.retirement import (
     Renewal,
 )
 from jaxd_server.processes.worker.status import WorkerStatus, memory_in_use
+from jaxd_server.processes.worker.view import Seen, WorkerView
 from jaxd_server.rpc.endpoint import ClientExits, Endpoint
 from jaxd_server.rpc.flow_control import Backlog, CallBudget
 from jaxd_server.rpc.inflight_calls import CallPolicy
@@ -254,6 +255,7 @@ class WorkerComponents:
         status: reports the state of all components.
         values: arrays of clients that stay on the server.
         devices: those that compute.
+        view: what there is to see of all.
     """
 
     def __init__(
@@ -315,6 +317,18 @@ class WorkerComponents:
             DiskUsage(self._program_cache.store.folder if self._program_cache else None),
             self._counts_of,
         )
+        self.view = self._worker_context.operations.views = WorkerView(
+            Seen(
+                options,
+                self._worker_context,
+                self._sessions,
+                compilation.compiler,
+                compilation.building,
+                self.devices,
+                lambda: {**counters.snapshot(), **self.status.now()},
+                lambda principal: report("statistics", principal),
+            )
+        )
 
     def _are_several(self) -> bool:
         """Whether several clients are connected."""
@@ -332,12 +346,13 @@ class WorkerComponents:
         compilation: _Compilation,
         report: Callable[[str, str], dict[str, Any]],
     ) -> WorkerContext:
+        stages = Stages(
+            self.pipeline, compilation.compiler, compilation.quota, compilation.building
+        )
         return WorkerContext(
             pipeline=self.pipeline,
-            operations=AdminService(self.pipeline),
-            stages=Stages(
-                self.pipeline, compilation.compiler, compilation.quota, compilation.building
-            ),
+            operations=AdminService(self.pipeline, stages),
+            stages=stages,
             runners=FairThreadPool(options.threads, "jaxd-run"),
             builders=ThreadPerTask(_BUILDER_THREADS, "jaxd-build"),
             watchdog=StallWatchdog(),
@@ -363,7 +378,7 @@ class WorkerComponents:
 
     def reserve(self, principal: str) -> None:
         """Reserves the worker for one principal; to be called before the first client connects."""
-        self._principal = principal
+        self._principal = self.view.principal = principal
         self.pipeline.build_log.known_functions.is_owner = lambda one: one == principal
 
     def allow_renewal(self) -> None:

@@ -161,6 +161,7 @@ class Worker:
             self._recorder,
             self.replace,
         )
+        self._components.view.epoch = self.report.epoch
         if self._principal is not None:
             self._components.reserve(self._principal)
         prepare_for_user_code()
@@ -245,6 +246,8 @@ class Worker:
                     self.host_channel.notify({"event": "needed", "why": str(error)})
             case {"ask": "renew"}:
                 self._components.allow_renewal()
+            case {"ask": "view", "since": int(since), "source": str(source)}:
+                self.host_channel.notify({"seen": self.report.view(since, source)})
             case {"ask": "release", "fingerprint": str(fingerprint)}:
                 self._suspects.release(fingerprint)
             case _:

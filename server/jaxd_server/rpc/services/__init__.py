@@ -28,6 +28,9 @@ SERVICE_VERBS: Final[Mapping[str, tuple[_Types, ...]]] = {
     "why": ((bytes, bytes, tuple), (bytes, type(None), tuple)),
     "recent": ((int,),),
     "report": ((),),
+    "view": ((int, str),),
+    "detail": ((bytes, str, str),),
+    "cancel_call": ((str,),),
     "stages": ((bytes, bytes, str, str, bool),),
     "program": ((bytes, bytes, int),),
 }

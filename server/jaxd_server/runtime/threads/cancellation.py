@@ -35,6 +35,7 @@ class CancelToken:
     Attributes:
         error: why the call is cancelled; None as long as it is not.
         is_client_notified: whether its client has received that in place of a result.
+        phase_since: when its present phase began, by the clock.
         waits_behind: what the build that it needs waits for, see `Build.waits_behind`.
     """
 
@@ -47,7 +48,7 @@ class CancelToken:
         self._hooks: list[Callable[[], None]] = []
         self._is_over = False
         self._phase: CallPhase = "waiting"
-        self._since = clock()
+        self._since = self.phase_since = clock()
         self._spent: dict[CallPhase, float] = dict.fromkeys(_PHASE_TEXTS, 0.0)
         self._lock = threading.Lock()  # guards all of these
 
@@ -56,6 +57,7 @@ class CancelToken:
         with self._lock:
             self._add_elapsed()
             self._phase = phase
+            self.phase_since = self._since
 
     def _add_elapsed(self) -> None:
         now = self._clock()

@@ -1,0 +1,336 @@
+"""The view of a server in its host: what its workers show of themselves, and what the host knows.
+
+One collection serves all who watch. A worker that hangs, rests or is replaced takes nothing away:
+its state, its recorded calls, its last builds and events are the host's. The code of a worker may
+be hostile, so each of its rows is read as those of a stranger.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from jaxd_protocol.base.terminal import printable
+from jaxd_protocol.messages.server_view import (
+    TABLES,
+    CallRow,
+    EventRow,
+    ServerRow,
+    WorkerRow,
+    read_row,
+    row_dict,
+)
+from jaxd_server.processes.supervision.supervisor import Supervisor
+from jaxd_server.processes.supervision.untrusted_report import is_number
+from jaxd_server.processes.supervision.worker_process import ANSWER_TIMEOUT_S, WorkerProcess
+from jaxd_server.runtime.log_events import EVENTS
+from jaxd_server.runtime.logs import MAX_EVENTS, recent_events
+from jaxd_server.runtime.system_memory import resident_bytes
+from jaxd_server.runtime.view_journal import Journal, News
+
+LEAST_S: Final = 0.1
+MOST_S: Final = 60.0
+_USUAL_S: Final = 0.5
+_HEARTBEAT_S: Final = 10.0
+_MAX_BUILDS: Final = 200
+_MAX_ROWS: Final = 50_000
+_MAX_NAME: Final = 300
+_MAX_COUNTERS: Final = 200
+_READ_S: Final = 1.0
+"""So long may one worker say something new: others have to be read as well."""
+_MEMORY_STEP: Final = 1 << 20
+
+_OF_WORKERS: Final = frozenset(TABLES) - {"workers"}
+_OUTLIVING: Final = frozenset({"builds", "events"})
+"""The tables whose rows stay when the worker that has made them has ended."""
+
+Place = tuple[str, str]
+Supervised = tuple[str, Supervisor]
+"""A principal, empty where all share a worker, and who keeps its worker."""
+
+
+def period_of(request: Mapping[str, Any]) -> float:
+    """The seconds between two changes that somebody asks for, within the limits."""
+    every_s = request.get("every_s")
+    return min(MOST_S, max(LEAST_S, every_s)) if is_number(every_s) else _USUAL_S
+
+
+@dataclass(slots=True, eq=False)
+class WorkerRows:
+    """The rows of one worker in the journal of its host.
+
+    Attributes:
+        worker: whose they are.
+        principal: the only one that it serves; empty: all.
+        journal: of the host.
+        counters: its counts, by name.
+        sequence: of the last change that was read.
+        source: what that counts the changes of.
+        places: its rows.
+        stale: of these, what was not there again since all began anew.
+        answered: when it has last answered, as `time.time()`.
+    """
+
+    worker: WorkerProcess
+    principal: str
+    journal: Journal
+    counters: dict[str, float] = field(default_factory=dict)
+    sequence: int = 0
+    source: str = ""
+    places: set[Place] = field(default_factory=set)
+    stale: set[Place] = field(default_factory=set)
+    answered: float = 0.0
+
+    async def read(self) -> bool:
+        """Reads all that is new; whether the worker has answered."""
+        until = time.monotonic() + _READ_S
+        while time.monotonic() < until:
+            seen = await self.worker.see(self.sequence, self.source, ANSWER_TIMEOUT_S)
+            if seen is None:
+                return False
+            self.answered = time.time()
+            if not self._take(seen):
+                return True
+        return True
+
+    def _take(self, seen: Mapping[str, Any]) -> bool:
+        """Takes one piece; whether there are more."""
+        if isinstance(seen.get("view"), dict):
+            self.stale = set(self.places)
+        content = seen.get("view") or seen.get("change")
+        if not isinstance(content, dict):
+            return False
+        for table in _OF_WORKERS & content.keys():
+            rows = content[table]
+            for name, row in rows.items() if isinstance(rows, dict) else ():
+                self._put(table, str(name), row)
+        self._count(content.get("counters"))
+        sequence, source = content.get("sequence"), seen.get("source")
+        has_more = seen.get("more") is True and sequence != self.sequence
+        self.sequence = sequence if type(sequence) is int else 0
+        self.source = source if type(source) is str else ""
+        if not has_more:
+            for place in self.stale:
+                self._remove(place)
+            self.stale = set()
+        return has_more
+
+    def _put(self, table: str, name: str, content: Any) -> None:
+        prefix = f"{self.principal}/" if self.principal else ""
+        place = table, prefix + printable(name, _MAX_NAME)
+        if content is None:
+            return self._remove(place)
+        with suppress(AttributeError, TypeError, ValueError):
+            row = row_dict(read_row(TABLES[table](), content))
+            if self.principal and "principal" in row:
+                row["principal"] = self.principal
+            if place in self.places or len(self.places) < _MAX_ROWS:
+                self.places.add(place)
+                self.stale.discard(place)
+                self.journal.put(*place, row)
+        return None
+
+    def _count(self, counts: Any) -> None:
+        for name, count in counts.items() if isinstance(counts, dict) else ():
+            if is_number(count) and len(self.counters) < _MAX_COUNTERS:
+                self.counters[printable(name, _MAX_NAME)] = count
+            elif count is None:
+                self.counters.pop(name, None)
+
+    def _remove(self, place: Place) -> None:
+        if place in self.places:
+            self.places.discard(place)
+            self.journal.put(*place, None)
+
+    def show_recorded(self, offset: float) -> None:
+        """Adds the calls that its flight recorder has, of a worker that does not answer."""
+        known = {
+            self.journal.get(*place)["function"] for place in self.places if place[0] == "calls"
+        }
+        for entry in self.worker.recorder.entries():
+            if entry.function not in known:
+                since = round(offset + entry.started, 3)
+                who = self.principal or entry.principal
+                row = CallRow(entry.function, who, "running", since, since)
+                self._put("calls", f"recorded {since}", row_dict(row))
+
+    def forget_recorded(self) -> None:
+        """It answers: it says itself what it runs."""
+        for place in [one for one in self.places if "recorded " in one[1] and one[0] == "calls"]:
+            self._remove(place)
+
+    def end(self) -> None:
+        """The worker is no more; what it has done stays."""
+        for table, name in list(self.places):
+            row = self.journal.get(table, name)
+            if table not in _OUTLIVING:
+                self._remove((table, name))
+            elif row and row.get("verdict") == "building":
+                over = {"verdict": "failed", "finished": time.time(), "reason": "its worker ended"}
+                self.journal.put(table, name, {**row, **over})
+
+
+class ServerViews:
+    """What there is to see of a server, for all who watch. Belongs to the event loop's thread.
+
+    Args:
+        supervised: who keeps the workers.
+        describe: the row of the host, but for what its workers know.
+        failed: rows of the status of principals whose workers cannot be started.
+
+    Attributes:
+        journal: the rows.
+    """
+
+    def __init__(
+        self,
+        supervised: Callable[[], Sequence[Supervised]],
+        describe: Callable[[], ServerRow],
+        failed: Callable[[], Sequence[Mapping[str, Any]]] = tuple,
+    ) -> None:
+        self.journal = Journal()
+        self._supervised = supervised
+        self._describe = describe
+        self._failed = failed
+        self._offset = time.time() - time.monotonic()
+        self._rows: dict[WorkerProcess, WorkerRows] = {}
+        self._last_event = 0
+        self._refreshing: asyncio.Task[None] | None = None
+        self._collecting: asyncio.Task[None] | None = None
+        self._periods: list[float] = []
+        self._changed = asyncio.Event()
+        self._announced = 0
+
+    async def refresh(self) -> None:
+        """Collects what there is now; callers that come meanwhile share one collection."""
+        if self._refreshing is None or self._refreshing.done():
+            self._refreshing = asyncio.create_task(self._refresh())
+        await asyncio.shield(self._refreshing)
+
+    async def whole(self) -> dict[str, Any]:
+        """All that there is now, as `ServerView.from_dict` reads it."""
+        await self.refresh()
+        news = self.journal.news(0, "")
+        return {**news.change, "sequence": news.sequence}
+
+    async def watch(self, every_s: float) -> AsyncIterator[News]:
+        """All that there is, and then what has changed, whenever that is asked for.
+
+        Args:
+            every_s: seconds from one to the next at least.
+        """
+        self._periods.append(every_s)
+        try:
+            await self.refresh()
+            self._collect()
+            news = self.journal.news(0, "")
+            while True:
+                yield news
+                await asyncio.sleep(every_s)
+                while self.journal.sequence == news.sequence:
+                    await self._changed.wait()
+                news = self.journal.news(news.sequence, news.source)
+        finally:
+            self._periods.remove(every_s)
+
+    def _collect(self) -> None:
+        if self._collecting is None or self._collecting.done():
+            self._collecting = asyncio.create_task(self._collect_on())
+
+    async def _collect_on(self) -> None:
+        """Collects as long as somebody watches, as often as the most impatient one wants."""
+        while self._periods:
+            await self.refresh()
+            if self.journal.sequence != self._announced:
+                self._announced = self.journal.sequence
+                self._changed.set()
+                self._changed = asyncio.Event()
+            await asyncio.sleep(min(self._periods, default=LEAST_S))
+
+    async def _refresh(self) -> None:
+        supervised = list(self._supervised())
+        shown = await asyncio.gather(*(self._see(*each) for each in supervised))
+        workers = dict(row for rows in shown for row in rows)
+        self._forget_ended({one.worker for _, one in supervised})
+        for row in self._failed():
+            who = str(row["principal"])
+            failed = WorkerRow(state="broken", principal=who, why=str(row.get("why", "")))
+            workers[f"{who}/0"] = row_dict(read_row(WorkerRow(), row_dict(failed)))
+        self.journal.replace("workers", workers)
+        counts: Counter[str] = Counter()
+        for rows in self._rows.values():
+            counts.update(rows.counters)
+        self.journal.replace("counters", counts)
+        self.journal.put("server", "", row_dict(self._describe()))
+        self._take_events()
+        self.journal.trim("builds", _MAX_BUILDS, lambda row: row["verdict"] != "building")
+
+    def _forget_ended(self, present: set[WorkerProcess | None]) -> None:
+        for worker in [one for one in self._rows if one not in present or one.exited.is_set()]:
+            self._rows.pop(worker).end()
+
+    async def _see(self, principal: str, one: Supervisor) -> list[tuple[str, dict[str, Any]]]:
+        """Reads what a worker shows; its row, and those of workers that drain beside it."""
+        worker, prefix = one.worker, f"{principal}/" if principal else ""
+        if worker is None:
+            state = "broken" if one.broken else "starting"
+            row = WorkerRow(0, 0, state, principal, why=_line(one.broken))
+            return [(f"{prefix}0", row_dict(row))]
+        rows = self._rows.get(worker)
+        if rows is None:
+            rows = self._rows[worker] = WorkerRows(worker, principal, self.journal)
+        is_up = worker.was_ready and not worker.exited.is_set()
+        is_fresh = is_up and await rows.read()
+        state = one.shown_state(worker, is_fresh=is_fresh)
+        if is_fresh:
+            rows.forget_recorded()
+        elif is_up:
+            rows.show_recorded(self._offset)
+        shown = [(worker, state), *((each, "draining") for each in one.draining())]
+        return [
+            (f"{prefix}{each.epoch}", self._worker_row(f"{prefix}{each.epoch}", each, what, one))
+            for each, what in shown
+        ]
+
+    def _worker_row(
+        self, name: str, worker: WorkerProcess, state: str, one: Supervisor
+    ) -> dict[str, Any]:
+        """Its row; when it has answered is news only now and then, or with something else."""
+        known, rows = self.journal.get("workers", name), self._rows.get(worker)
+        is_there = not worker.exited.is_set()
+        answered = rows.answered if rows else time.time() - worker.silent_s
+        row = WorkerRow(
+            worker.epoch,
+            worker.pid if is_there else 0,
+            state,
+            worker.principal or "",
+            round(answered, 3),
+            max(0, worker.epoch - 1),
+            resident_bytes(worker.pid) // _MEMORY_STEP * _MEMORY_STEP if is_there else 0,
+            _line(one.broken),
+        )
+        found = row_dict(row)
+        if known is not None and state == "ready":
+            before = {**found, "answered": known["answered"]}
+            if known == before and answered - known["answered"] < _HEARTBEAT_S:
+                return before
+        return found
+
+    def _take_events(self) -> None:
+        for event in recent_events.after(self._last_event):
+            self._last_event = event.number
+            named = {k: str(event.fields.get(k) or "") for k in ("function", "call", "principal")}
+            level = EVENTS[event.name].level
+            row = EventRow(round(event.at, 3), event.name, level, **named, text=event.text)
+            content = row_dict(read_row(EventRow(), row_dict(row)))
+            self.journal.put("events", f"0.{event.number}", content)
+        self.journal.trim("events", MAX_EVENTS)
+
+
+def _line(text: str) -> str:
+    return printable(" ".join(text.split()), 1000)

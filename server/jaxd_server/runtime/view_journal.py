@@ -1,0 +1,173 @@
+"""The rows of a view of the server, in the order in which they have changed.
+
+Whoever has seen all until some change asks for what came after: nothing is kept for each watcher,
+and one that is slow gets the last state of each row, however often that has changed meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+Place = tuple[str, str]
+"""A table, and the name of a row in it; the second is empty for the row of the server."""
+
+Sees = Callable[[str, str, Any], bool]
+"""Whether somebody may see a row: its table, its name and the row."""
+
+ROWS_AT_ONCE: Final = 400
+"""To write so many as JSON takes a millisecond or two."""
+
+_MAX_REMOVED: Final = 20_000
+
+
+class News(NamedTuple):
+    """What has changed.
+
+    Attributes:
+        change: a merge patch of what `ServerView.to_dict` makes; or with `is_whole` such a thing.
+        sequence: of the last change in it.
+        source: what `sequence` counts the changes of.
+        is_whole: whether it replaces all that was known.
+        has_more: whether there are further changes.
+    """
+
+    change: dict[str, Any]
+    sequence: int
+    source: str
+    is_whole: bool
+    has_more: bool
+
+    def to_message(self) -> dict[str, Any]:
+        """For JSON."""
+        what = "view" if self.is_whole else "change"
+        change = {**self.change, "sequence": self.sequence}
+        return {what: change, "source": self.source, "more": self.has_more}
+
+
+class Journal:
+    """Rows by table and name, each with the number of its last change. Thread-safe.
+
+    Args:
+        max_removed: how many removed rows are remembered; with one more, all readers begin anew.
+
+    Attributes:
+        sequence: the number of the last change.
+        source: what it counts the changes of.
+        changed_at: when that was.
+    """
+
+    def __init__(self, max_removed: int = _MAX_REMOVED) -> None:
+        self.sequence = 0
+        self.source = os.urandom(8).hex()
+        self.changed_at = time.time()
+        self._max_removed = max_removed
+        self._rows: OrderedDict[Place, tuple[int, Any]] = OrderedDict()  # the last change is last
+        self._tables: dict[str, dict[str, None]] = {}  # the names of rows that there are
+        self._removed: dict[Place, Any] = {}  # what they were
+        self._lock = threading.Lock()  # guards all of these
+
+    def put(self, table: str, name: str, row: Any) -> bool:
+        """Sets a row, or removes it for None; whether that is a change."""
+        place = table, name
+        with self._lock:
+            before = self._rows.get(place)
+            if (None if before is None else before[1]) == row:
+                return False
+            self.sequence += 1
+            self.changed_at = time.time()
+            self._rows[place] = self.sequence, row
+            self._rows.move_to_end(place)
+            if row is None:
+                self._remove(place, before)
+            else:
+                self._removed.pop(place, None)
+                self._tables.setdefault(table, {})[name] = None
+            return True
+
+    def _remove(self, place: Place, before: tuple[int, Any] | None) -> None:
+        table, name = place
+        self._tables[table].pop(name, None)
+        self._removed[place] = None if before is None else before[1]
+        if len(self._removed) > self._max_removed:
+            for gone in self._removed:
+                del self._rows[gone]
+            self._removed.clear()
+            self.source = os.urandom(8).hex()
+
+    def replace(self, table: str, rows: Mapping[str, Any]) -> None:
+        """Sets all rows of a table; others are removed."""
+        for name in self.names(table):
+            if name not in rows:
+                self.put(table, name, None)
+        for name, row in rows.items():
+            self.put(table, name, row)
+
+    def names(self, table: str) -> list[str]:
+        """The names of the rows of a table, the oldest first."""
+        with self._lock:
+            return list(self._tables.get(table, ()))
+
+    def get(self, table: str, name: str) -> Any:
+        """A row; None when there is none."""
+        found = self._rows.get((table, name))
+        return None if found is None else found[1]
+
+    def trim(self, table: str, most: int, may_go: Callable[[Any], bool] = lambda row: True) -> None:
+        """Removes the oldest rows of a table of more than `most`, of those that may go."""
+        names = self.names(table)
+        over = len(names) - most
+        for name in names:
+            if over <= 0:
+                return
+            if may_go(self.get(table, name)):
+                self.put(table, name, None)
+                over -= 1
+
+    def news(
+        self,
+        since: int,
+        source: str,
+        most: int | None = None,
+        sees: Sees = lambda table, name, row: True,
+    ) -> News:
+        """What has changed.
+
+        Args:
+            since: the `sequence` of the news before; 0: there were none.
+            source: their `source`.
+            most: of how many rows; None: of all.
+            sees: leaves out what it does not allow.
+        """
+        with self._lock:
+            is_whole = source != self.source or not since
+            rows = self._after(0 if is_whole else since)
+            now, source = self.sequence, self.source
+        taken = rows if most is None else rows[:most]
+        change: dict[str, Any] = {}
+        for (table, name), (_, row) in taken:
+            shown = self._removed.get((table, name)) if row is None else row
+            if (row is None and is_whole) or not sees(table, name, shown):
+                continue
+            if name:
+                change.setdefault(table, {})[name] = row
+            else:
+                change[table] = row
+        if change or is_whole:
+            change["at"] = self.changed_at
+        has_more = len(taken) < len(rows)
+        last = taken[-1][1][0] if has_more else now
+        return News(change, last, source, is_whole, has_more)
+
+    def _after(self, since: int) -> list[tuple[Place, tuple[int, Any]]]:
+        """The rows that have changed after that, the earliest change first. The lock is held."""
+        found = []
+        for place, (sequence, row) in reversed(self._rows.items()):
+            if sequence <= since:
+                break
+            found.append((place, (sequence, row)))
+        return found[::-1]

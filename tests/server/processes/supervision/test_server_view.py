@@ -1,0 +1,195 @@
+"""The host's view, of workers without processes; see also tests/end_to_end/test_watch.py."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from jaxd_protocol.messages.server_view import ServerRow, ServerView
+from jaxd_server.processes.supervision.server_view import ServerViews, period_of
+from jaxd_server.processes.supervision.supervisor import Supervisor
+
+
+class FakeWorker(SimpleNamespace):
+    """A worker that says what a test has it say, and counts how often it is asked."""
+
+    def __init__(self, *says: Any, **more: Any) -> None:
+        super().__init__(
+            says=list(says),
+            asked=0,
+            epoch=1,
+            pid=1,
+            principal=None,
+            was_ready=True,
+            state="ready",
+            silent_s=0.0,
+            exited=asyncio.Event(),
+            recorder=SimpleNamespace(entries=list),
+            **more,
+        )
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    async def see(self, sequence: int, source: str, patience_s: float) -> Any:
+        """The next thing to say; nothing more when there is none."""
+        self.asked += 1
+        await asyncio.sleep(0)
+        return self.says.pop(0) if self.says else None
+
+
+class FakeSupervisor(SimpleNamespace):
+    """Keeps a fake worker."""
+
+    def __init__(self, worker: Any) -> None:
+        super().__init__(worker=worker, broken="", draining=list)
+
+    def shown_state(self, worker: Any, *, is_fresh: bool) -> str:
+        """As that of a supervisor."""
+        return "ready" if is_fresh else "busy"
+
+
+def views_of(*workers: Any, principals: tuple[str, ...] = ("",)) -> ServerViews:
+    """The view of a server with these workers."""
+    supervised = [
+        (who, cast("Supervisor", FakeSupervisor(one)))
+        for who, one in zip(principals, workers, strict=True)
+    ]
+    return ServerViews(lambda: supervised, lambda: ServerRow("unix:///s", pid=7))
+
+
+def shown(views: ServerViews) -> ServerView:
+    """What they show now."""
+    return ServerView.from_dict(asyncio.run(views.whole()))
+
+
+def says(sequence: int, *, more: bool = False, **tables: Any) -> dict[str, Any]:
+    """Some news of a worker."""
+    what = "view" if sequence == 1 else "change"
+    return {what: {**tables, "sequence": sequence}, "source": "s", "more": more}
+
+
+def test_rows_of_a_worker_come_in_pieces() -> None:
+    """All of them are there when any is shown."""
+    pieces = (
+        says(1, more=True, calls={"c1": {"function": "f"}}),
+        says(2, more=True, calls={"c2": {"function": "g"}}),
+        says(3, counters={"calls": 5}),
+    )
+    view = shown(views_of(FakeWorker(*pieces)))
+    assert [one.function for one in view.calls.values()] == ["f", "g"]
+    assert view.counters == {"calls": 5}
+    assert [one.state for one in view.workers.values()] == ["ready"]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {},
+        {"view": 3},
+        {"view": {"calls": 3}},
+        {"view": {"calls": {"c1": 3, "c2": {"since": "x"}, "c3": None}}, "sequence": "x"},
+        {"view": {"calls": {"c1": {"since": 10**400}}}},
+        {"view": {"calls": {"c1": {"since": float("nan")}}}},
+        {"view": {"workers": {"9": {"state": "ready"}}, "server": {"pid": 1}}},
+        {"view": {"counters": {"calls": "many", "x": float("inf"), "y": [1]}}},
+        {"view": {"counters": [1]}, "more": "yes"},
+        {"view": {"functions": {"00": {"latency": ["a"]}}}, "source": 5, "more": True},
+    ],
+)
+def test_a_hostile_worker_shows_nothing_that_is_not_a_row(said: Any) -> None:
+    """Neither rows of another type nor those of the host; and nothing fails."""
+    view = shown(views_of(FakeWorker(said)))
+    assert (view.calls, view.functions, view.counters) == ({}, {}, {})
+    assert list(view.workers) == ["1"]
+    assert view.server.pid == 7
+
+
+def test_a_hostile_worker_writes_nothing_that_a_terminal_obeys() -> None:
+    """In names and texts."""
+    said = says(1, calls={"c\x1b[1m": {"function": "\x1b]0;hi\a"}})
+    view = shown(views_of(FakeWorker(said)))
+    assert [(name, row.function) for name, row in view.calls.items()] == [("c?[1m", "?]0;hi?")]
+
+
+def test_a_worker_of_one_principal_speaks_for_nobody_else() -> None:
+    """Its rows have its principal's name, and it removes none of others."""
+    lie = {"c1": {"function": "f", "principal": "account:bob"}}
+    alice = FakeWorker(
+        says(1, calls=lie, counters={"calls": 1}),
+        says(2, calls={"account:bob/c1": None, "c1": {"function": "g"}}),
+    )
+    bob = FakeWorker(says(1, calls={"c1": {"function": "h"}}, counters={"calls": 2}))
+    views = views_of(alice, bob, principals=("account:alice", "account:bob"))
+    view = shown(views)
+    assert {name: row.principal for name, row in view.calls.items()} == {
+        "account:alice/c1": "account:alice",
+        "account:bob/c1": "account:bob",
+    }
+    assert view.counters == {"calls": 3}
+    view = shown(views)
+    assert sorted(row.function for row in view.calls.values()) == ["g", "h"]
+
+
+def test_a_worker_that_says_more_without_end_is_not_read_without_end() -> None:
+    """It says the same number again."""
+    endless = FakeWorker(*[says(2, more=True, calls={}) for _ in range(50)])
+    shown(views_of(endless))
+    assert endless.asked <= 3
+
+
+def test_calls_of_a_worker_that_hangs_are_the_recorded_ones() -> None:
+    """Once each, and gone as soon as it answers again."""
+    entry = SimpleNamespace(function="hangs", principal="uid:1", started=5.0)
+    worker = FakeWorker(says(1, calls={"c1": {"function": "warm"}}))
+    views = views_of(worker)
+    shown(views)
+    worker.recorder = SimpleNamespace(entries=lambda: [entry])
+    for _ in range(2):
+        view = shown(views)
+        assert [row.function for row in view.calls.values()] == ["warm", "hangs"]
+        assert [row.state for row in view.workers.values()] == ["busy"]
+    worker.says.append(says(2))
+    assert [row.function for row in shown(views).calls.values()] == ["warm"]
+
+
+def test_what_a_worker_has_done_outlives_it() -> None:
+    """Builds and events; what it was about to build has failed. All else goes with it."""
+    builds = {"1.1": {"verdict": "compile"}, "1.2": {"verdict": "building"}}
+    rows = {"calls": {"c1": {}}, "functions": {"00": {}}, "counters": {"calls": 3}}
+    worker = FakeWorker(says(1, builds=builds, events={"1.1": {"name": "built"}}, **rows))
+    views = views_of(worker)
+    shown(views)
+    worker.exited.set()
+    worker.state = "dead"
+    view = shown(views)
+    assert (view.calls, view.functions, view.counters) == ({}, {}, {})
+    assert {name: one.verdict for name, one in view.builds.items()} == {
+        "1.1": "compile",
+        "1.2": "failed",
+    }
+    assert view.events["1.1"].name == "built"
+    assert [one.pid for one in view.workers.values()] == [0]
+
+
+def test_those_who_watch_share_a_collection() -> None:
+    """A worker is asked once, however many want to know."""
+    worker = FakeWorker(says(1))
+
+    async def ask(views: ServerViews) -> None:
+        await asyncio.gather(*(views.refresh() for _ in range(10)))
+
+    asyncio.run(ask(views_of(worker)))
+    assert worker.asked == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "every_s"),
+    [(0.5, 0.5), (0, 0.1), (1e9, 60.0), (5, 5), (None, 0.5), ("1", 0.5), (float("nan"), 0.5)],
+)
+def test_how_often_is_bounded(asked: Any, every_s: float) -> None:
+    """Whatever somebody writes to the control socket."""
+    assert period_of({"every_s": asked}) == every_s
