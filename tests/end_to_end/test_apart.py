@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -12,7 +13,9 @@ import pytest
 
 from jaxd import Client, connect
 from jaxd.dispatch.warm import recipe_mark, recipes_since
+from jaxd_protocol.errors import Cancelled, NotPermitted
 from jaxd_protocol.network.accounts import add_account, remove_account
+from tests.end_to_end.gates import Gate, stop_at, wait_until
 from tests.live_server import LiveServer
 
 pytestmark = pytest.mark.own_server
@@ -75,13 +78,24 @@ def everything(client: Client, verb: str, *args: Any) -> str:
 
 @pytest.mark.parametrize(
     ("verb", "args"),
-    [("functions", ()), ("recent", (100,)), ("report", ()), ("statistics", ()), ("values", ())],
+    [
+        ("functions", ()),
+        ("recent", (100,)),
+        ("report", ()),
+        ("statistics", ()),
+        ("values", ()),
+        ("view", (0, "")),
+    ],
 )
 def test_nothing_of_alice_is_shown_to_bob(two: Two, verb: str, args: tuple[Any, ...]) -> None:
     """Not her functions, their arguments, her values or her name; her own are shown to her."""
     told = everything(two.bob, verb, *args)
     assert "alices" not in told
-    if verb in ("functions", "recent", "report"):
+    if verb == "view":
+        assert "account:alice" not in told
+        assert "account:bob" in told
+        assert "alices-values" in everything(two.alice, verb, *args)
+    if verb in ("functions", "recent", "report", "view"):
         assert "common_step" in everything(two.bob, "functions")
         for who in (two.alice, two.owner):
             assert "alices_own_secret_step" in everything(who, verb, *args)
@@ -89,11 +103,56 @@ def test_nothing_of_alice_is_shown_to_bob(two: Two, verb: str, args: tuple[Any, 
         assert "account:bob" in told
         assert "account:alice" in everything(two.owner, verb)
     if verb == "values":
-        assert "alices-values" in everything(two.alice, verb)
+        assert "alices-values" in everything(two.alice, verb, *args)
     if verb == "statistics":
         assert "account:bob" in told
         assert "account:alice" not in told
         assert "account:alice" in everything(two.owner, verb)
+
+
+def test_a_view_goes_on_without_what_others_do(two: Two) -> None:
+    """Neither what changes for Alice, nor that something of hers is gone, is news for Bob."""
+    first = two.bob.caller.session.ask("view", 0, "")
+    while first["more"]:
+        first = two.bob.caller.session.ask("view", first["view"]["sequence"], first["source"])
+    seen = first.get("view") or first["change"]
+    two.alice.persistent_call(alices_own_secret_step)(X)
+    two.alice.put(np.zeros(10), name="alices-other-values")
+    two.alice.forget("alices-other-values")
+    told = everything(two.bob, "view", seen["sequence"], first["source"])
+    assert "alice" not in told
+    assert "alices_own_secret_step" in everything(two.owner, "view", 0, "")
+
+
+def test_a_function_of_alice_is_looked_at_by_alice_alone(two: Two) -> None:
+    """And by the one whose server it is: why it was built, its programs and their texts."""
+    view = two.owner.caller.session.ask("view", 0, "")["view"]
+    keys = {row["name"].rpartition(".")[2]: key for key, row in view["functions"].items()}
+    key = bytes.fromhex(keys["alices_own_secret_step"])
+    programs = [n for n, one in view["programs"].items() if one["function"] == key.hex()]
+    for who in (two.alice, two.owner):
+        assert "alices_own_secret_step" in everything(who, "detail", key, "", "")
+        assert str(SECRET)[:6] in everything(who, "detail", key, programs[0], "jaxpr")
+    for program, stage in (("", ""), (programs[0], "hlo"), (programs[0], "jaxpr")):
+        with pytest.raises(NotPermitted, match="no function of that key"):
+            two.bob.caller.session.ask("detail", key, program, stage)
+    common = bytes.fromhex(keys["common_step"])
+    assert "common_step" in everything(two.bob, "detail", common, "", "")
+
+
+def test_a_call_of_alice_is_cancelled_by_nobody_but_her(two: Two, tmp_path: Path) -> None:
+    """And by the one whose server it is."""
+    gate = Gate(tmp_path / "gate")
+    call = two.alice.persistent_call(stop_at(gate.path)).submit(1.0)
+    with gate.reached():
+        wait_until(lambda: bool(two.alice.caller.session.ask("view", 0, "")["view"].get("calls")))
+        (name,) = two.alice.caller.session.ask("view", 0, "")["view"]["calls"]
+        assert two.bob.caller.session.ask("view", 0, "")["view"].get("calls") is None
+        assert two.bob.caller.session.ask("cancel_call", name) == {"cancelled": False}
+        assert two.alice.caller.session.ask("cancel_call", name) == {"cancelled": True}
+        with pytest.raises(Cancelled):
+            call.result()
+    gate.let_leave(two.owner)
 
 
 def test_code_is_sent_to_those_who_have_it_anyway(two: Two) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -293,6 +294,10 @@ for step in range(6):
 """
 
 
+def _has_reached(sequence: int, view: ServerView) -> bool:
+    return view.sequence >= sequence
+
+
 def test_a_watcher_has_what_the_command_shows_while_all_is_used(one: LiveServer) -> None:
     """Clients, builds and a killed worker: at the same sequence both views are the same."""
     path = control_path(Address.parse(one.unix))
@@ -307,7 +312,7 @@ def test_a_watcher_has_what_the_command_shows_while_all_is_used(one: LiveServer)
             shown = send_request(path, {"ask": "status", "view": True})
             assert shown is not None
             now = ServerView.from_dict(shown["view"])
-            view = until(seen, lambda view, now=now: view.sequence >= now.sequence)
+            view = until(seen, partial(_has_reached, now.sequence))
             if view.sequence == now.sequence:
                 assert view == now
                 compared += 1

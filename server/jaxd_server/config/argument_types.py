@@ -46,7 +46,7 @@ def parse_endpoint(text: str) -> str:
         argparse.ArgumentTypeError: for any other text.
     """
     host, _, port = text.rpartition(":")
-    if not host or "?" in text or not port.isdigit():
+    if not host or {"?", " "} & set(text) or not port.isdigit():
         raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")
     try:
         Address.parse(f"tcp://{text}")

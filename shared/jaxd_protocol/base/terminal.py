@@ -114,7 +114,7 @@ def printable(text: str, most: int) -> str:
     text = text[:most]
     if text.isprintable():
         return text
-    return "".join(each if each.isprintable() else " " if each == "\n" else "?" for each in text)
+    return "".join(each if each.isprintable() else "?" for each in text)
 
 
 def size(count: float) -> str:

@@ -81,7 +81,7 @@ def test_nothing_that_a_terminal_would_obey_is_shown() -> None:
     change = {"calls": {"c\x1b[2J": {"function": "a\x1b]0;b\nc" + "x" * 5000}}}
     view = ServerView.from_dict(change)
     ((name, row),) = view.calls.items()
-    assert (name, row.function[:9], len(row.function)) == ("c?[2J", "a?]0;b cx", 2000)
+    assert (name, row.function[:9], len(row.function)) == ("c?[2J", "a?]0;b?cx", 2000)
 
 
 def test_a_change_makes_only_the_rows_that_it_has() -> None:

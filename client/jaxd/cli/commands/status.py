@@ -75,9 +75,9 @@ def _view(report: Report | None, address: Address) -> dict[str, Any]:
 
     if "view" in report:
         return {"view": ServerView.from_dict(report["view"]).to_dict()}
-    from jaxd.api.watcher import watch
+    import jaxd
 
-    with watch(address) as seen:
+    with jaxd.watch(str(address)) as seen:
         return {"view": seen.view.to_dict()}
 
 

@@ -277,7 +277,7 @@ class _Endpoint:
         if path.partition("?")[0] != "/metrics":
             return _response("404 Not Found", "Metrics are at /metrics.\n")
         await self._views.refresh()
-        text = generate_latest(self._metrics).decode()  # type: ignore[arg-type]  it collects
+        text = generate_latest(self._metrics).decode()
         return _response("200 OK", text, kind=CONTENT_TYPE_LATEST, has_body=method == "GET")
 
     def _may_read(self, lines: list[str]) -> bool:

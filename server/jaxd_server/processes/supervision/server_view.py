@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -218,7 +218,7 @@ class ServerViews:
         news = self.journal.news(0, "")
         return {**news.change, "sequence": news.sequence}
 
-    async def watch(self, every_s: float) -> AsyncIterator[News]:
+    async def watch(self, every_s: float) -> AsyncGenerator[News, None]:
         """All that there is, and then what has changed, whenever that is asked for.
 
         Args:
@@ -259,7 +259,7 @@ class ServerViews:
         self._forget_ended({one.worker for _, one in supervised})
         for row in self._failed():
             who = str(row["principal"])
-            failed = WorkerRow(state="broken", principal=who, why=str(row.get("why", "")))
+            failed = WorkerRow(state="broken", principal=who, why=_line(str(row.get("why", ""))))
             workers[f"{who}/0"] = row_dict(read_row(WorkerRow(), row_dict(failed)))
         self.journal.replace("workers", workers)
         counts: Counter[str] = Counter()
@@ -329,7 +329,11 @@ class ServerViews:
             row = EventRow(round(event.at, 3), event.name, level, **named, text=event.text)
             content = row_dict(read_row(EventRow(), row_dict(row)))
             self.journal.put("events", f"0.{event.number}", content)
-        self.journal.trim("events", MAX_EVENTS)
+        names = self.journal.names("events")
+        if len(names) > MAX_EVENTS:
+            names.sort(key=lambda name: self.journal.get("events", name)["at"])
+            for name in names[:-MAX_EVENTS]:
+                self.journal.put("events", name, None)
 
 
 def _line(text: str) -> str:

@@ -182,8 +182,9 @@ class WorkerView:
         """
         is_owner = self.pipeline.build_log.known_functions.is_owner(principal)
         for one in self.pipeline.admission.operations():
-            is_it = isinstance(one, InflightCall) and one.id == call
-            if is_it and (is_owner or one.session.principal == principal):
+            if not isinstance(one, InflightCall) or one.id != call:
+                continue
+            if is_owner or one.session.principal == principal:
                 one.cancel()
                 return one.cancel_token.error is not None
         return False
@@ -304,7 +305,9 @@ class WorkerView:
                 one.key.hex(),
                 one.principal,
                 one.verdict,
-                *(round(at, 3) for at in (one.queued, one.started, one.finished)),
+                round(one.queued, 3),
+                round(one.started, 3),
+                round(one.finished, 3),
                 one.behind,
                 one.reason,
                 arguments,

@@ -317,18 +317,21 @@ class WorkerComponents:
             DiskUsage(self._program_cache.store.folder if self._program_cache else None),
             self._counts_of,
         )
-        self.view = self._worker_context.operations.views = WorkerView(
-            Seen(
-                options,
-                self._worker_context,
-                self._sessions,
-                compilation.compiler,
-                compilation.building,
-                self.devices,
-                lambda: {**counters.snapshot(), **self.status.now()},
-                lambda principal: report("statistics", principal),
-            )
+        self.view = self._worker_context.operations.views = self._views(options, compilation)
+
+    def _views(self, options: ServerOptions, compilation: _Compilation) -> WorkerView:
+        context, counters = self._worker_context, self._counters
+        seen = Seen(
+            options,
+            context,
+            self._sessions,
+            compilation.compiler,
+            compilation.building,
+            self.devices,
+            lambda: {**counters.snapshot(), **self.status.now()},
+            lambda principal: context.report("statistics", principal),
         )
+        return WorkerView(seen)
 
     def _are_several(self) -> bool:
         """Whether several clients are connected."""

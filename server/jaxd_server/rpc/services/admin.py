@@ -71,7 +71,8 @@ class AdminService:
         if verb == "view":
             return json.dumps(self.views.news_for(principal, *args)), ()
         if verb == "cancel_call":
-            return json.dumps({"cancelled": self.views.cancel(*args, principal)}), ()
+            (call,) = args
+            return json.dumps({"cancelled": self.views.cancel(call, principal)}), ()
         if verb == "detail":
             return self._detail(principal, *args)
         if verb == "why":

@@ -4,7 +4,9 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple, Self
 
 import pytest
@@ -13,6 +15,7 @@ import jaxd
 from jaxd.cli.__main__ import main
 from jaxd.cli.commands import status
 from jaxd_protocol.errors import AuthenticationFailed, NoServer
+from jaxd_protocol.messages.server_view import ServerView
 from jaxd_protocol.network.addresses import Address
 from tests.server.host_process import HostProcess
 
@@ -203,12 +206,16 @@ def test_a_server_elsewhere_is_asked_on_its_own_address(
 ) -> None:
     """Its control socket is out of reach."""
     monkeypatch.setattr(jaxd, "connect", lambda address: FakeClient(), raising=False)
+    view = ServerView(sequence=3)
+    watch = nullcontext(SimpleNamespace(view=view))
+    monkeypatch.setattr(jaxd, "watch", lambda address: watch, raising=False)
     assert main(["status", "--json", "--server", "tcp://gpu-host:1"]) == 0
     assert json.loads(capsys.readouterr().out) == {
         "server": "tcp://gpu-host:1",
         "worker_state": "ready",
         "host": None,
         "worker": {"calls": 3},
+        "view": view.to_dict(),
     }
 
 

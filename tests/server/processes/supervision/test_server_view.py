@@ -31,8 +31,7 @@ class FakeWorker(SimpleNamespace):
             **more,
         )
 
-    def __hash__(self) -> int:
-        return id(self)
+    __hash__ = object.__hash__  # type: ignore[assignment]
 
     async def see(self, sequence: int, source: str, patience_s: float) -> Any:
         """The next thing to say; nothing more when there is none."""
@@ -159,8 +158,11 @@ def test_calls_of_a_worker_that_hangs_are_the_recorded_ones() -> None:
 def test_what_a_worker_has_done_outlives_it() -> None:
     """Builds and events; what it was about to build has failed. All else goes with it."""
     builds = {"1.1": {"verdict": "compile"}, "1.2": {"verdict": "building"}}
-    rows = {"calls": {"c1": {}}, "functions": {"00": {}}, "counters": {"calls": 3}}
-    worker = FakeWorker(says(1, builds=builds, events={"1.1": {"name": "built"}}, **rows))
+    rows: dict[str, Any] = {"calls": {"c1": {}}, "functions": {"00": {}}}
+    rows["counters"] = {"calls": 3}
+    worker = FakeWorker(
+        says(1, builds=builds, events={"1.1": {"name": "built", "at": 9e9}}, **rows)
+    )
     views = views_of(worker)
     shown(views)
     worker.exited.set()
