@@ -34,6 +34,7 @@ _OTHERS: Final = frozenset(
         "[",
         "cat",
         "command",
+        "curl",
         "docker",
         "echo",
         "eval",
