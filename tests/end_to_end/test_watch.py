@@ -321,3 +321,44 @@ def test_a_watcher_has_what_the_command_shows_while_all_is_used(one: LiveServer)
                 os.kill(one.worker_pid(), signal.SIGKILL)
         assert [client.wait() for client in clients] == [0, 0, 0]
         assert is_killed
+
+
+def test_a_build_says_what_it_waited_for(
+    start_live: Callable[..., LiveServer], gate: Gate, tmp_path: Path
+) -> None:
+    """Who was queued, behind whom, and when each began: so that it can be drawn."""
+    one = start_live("--builds", "1", "--build-in", "worker")
+    second = Gate(tmp_path / "second")
+    with (
+        jaxd.watch(one.unix, every_s=0.1) as seen,
+        connect(one.unix) as client,
+        connect(one.unix) as other,
+    ):
+        first = client.persistent_call(stop_at(gate.path)).submit(1.0)
+        with gate.reached():
+
+            def behind(x: Any) -> Any:
+                Path(second.path).read_bytes()
+                return x - 1
+
+            later = other.persistent_call(behind).submit(1.0)
+            view = until(seen, lambda view: any(row.behind for row in view.calls.values()))
+            (call,) = (row for row in view.calls.values() if row.behind)
+            assert "behind" in call.function
+            assert "stopping" in call.behind
+            assert call.behind_since >= call.since - 60
+            (build,) = (row for row in view.builds.values() if "behind" in row.function)
+            assert (build.verdict, build.started, build.finished) == ("building", 0.0, 0.0)
+            assert "stopping" in build.behind
+            assert view.queues["builds"].length == view.queues["builds"].limit == 1
+        with second.reached():
+            pass
+        assert (float(first.result()), float(later.result())) == (2.0, 0.0)
+        view = until(
+            seen, lambda view: [row.verdict for row in view.builds.values()] == ["compile"] * 2
+        )
+        made = {row.function.rpartition(".")[2]: row for row in view.builds.values()}
+        assert made["behind"].queued < made["stopping"].finished
+        assert made["behind"].started > made["behind"].queued
+        assert "stopping" in made["behind"].behind
+        assert made["stopping"].behind == ""

@@ -26,7 +26,7 @@ import numpy as np
 import pytest
 from jax.experimental import io_callback
 
-from jaxd import Client, connect, errors
+from jaxd import Client, connect, errors, watch
 from jaxd.connection.control_client import send_request
 from jaxd_protocol.network.accounts import add_account, remove_account
 from tests.end_to_end.gates import wait_until
@@ -194,6 +194,7 @@ def test_values_and_functions_of_one_are_not_there_for_another(house: House) -> 
     with pytest.raises(errors.JaxdError, match="alices-values"):
         house.bob.named("alices-values")
     verbs = {"functions": (), "recent": (100,), "report": (), "statistics": (), "values": ()}
+    verbs |= {"view": (0, "")}
     for verb, args in verbs.items():
         told = json.dumps(house.bob.caller.session.ask(verb, *args))
         assert "alices" not in told
@@ -226,6 +227,24 @@ def test_the_operator_sees_all_workers_and_others_their_own(house: House) -> Non
     assert f"worker    bob: ready, process {pid_of(house.bob)}" in text
     seen = house.bob.caller.session.ask("statistics")["principals"]
     assert [row["principal"] for row in seen] == ["account:bob"]
+
+
+def test_the_operator_watches_all_workers_and_others_their_own(house: House) -> None:
+    """Names have the principal in front on the control socket; through an address each sees its own."""
+    house.alice.persistent_call(alices_secret_step)(X)
+    house.bob.persistent_call(double)(X)
+    with watch(house.server.unix, every_s=0.1) as seen:
+        view = seen.view
+        whose = {name.rpartition("/")[0] for name in view.workers}
+        assert {"account:alice", "account:bob", f"uid:{os.getuid()}"} <= whose
+        assert {row.principal for row in view.workers.values()} == whose
+        names = {(key.partition("/")[0], row.name) for key, row in view.functions.items()}
+        assert ("account:alice", "alices_secret_step") in names
+        assert ("account:bob", "alices_secret_step") not in names
+        counted = sum(row["worker"]["calls"] for row in house.rows().values())
+        assert view.counters["calls"] == counted
+    told = house.bob.caller.session.ask("view", 0, "")["view"]
+    assert [row["principal"] for row in told["workers"].values()] == ["account:bob"]
 
 
 def test_killing_the_gateway_costs_tls_clients_a_connection_and_no_more(house: House) -> None:

@@ -325,6 +325,9 @@ VERBS: Final[Mapping[str, tuple[float, _Ask]]] = {
     "functions": (2, HostileClient._nothing),
     "recipes": (2, HostileClient._mark),
     "forget": (2, HostileClient._forget),
+    "view": (2, HostileClient._any),
+    "detail": (2, HostileClient._any),
+    "cancel_call": (2, HostileClient._any),
     "other": (2.4, HostileClient._any),
 }
 """How often each is asked for, and with what."""

@@ -202,6 +202,9 @@ def _conversations() -> list[bytes]:
         + _request("recent", 3)
         + _request("recipes", "")
         + _request("forget"),
+        _request("view", 0, "")
+        + _request("detail", b"k" * 16, "", "")
+        + _request("cancel_call", "c"),
         _request("why", b"k" * 16, SKELETON, ("f", b"f" * 16, Options().to_bytes(), (), (), True)),
         _request("stages", "lower", b"k" * 16, SKELETON, b"", ()),
     ]
@@ -210,7 +213,11 @@ def _conversations() -> list[bytes]:
 ENDS: dict[str, Target] = {
     "line on the control socket": Target(
         _control,
-        [b'{"ask": "status"}\n{"ask": "stop", "now": true}\n', b'{"ask": null}\n[]\n'],
+        [
+            b'{"ask": "status"}\n{"ask": "stop", "now": true}\n',
+            b'{"ask": null}\n[]\n',
+            b'{"ask": "watch", "every_s": 0.5}\n',
+        ],
         (ValueError,),  # which the host answers
     ),
     "answers": Target(
