@@ -187,6 +187,7 @@ def test_a_watcher_sees_a_worker_that_hangs(one: LiveServer, gate: Gate) -> None
     with jaxd.watch(one.unix, every_s=0.1) as seen, connect(one.unix) as client:
         function = client.persistent_call(stop_when_run(gate.path))
         assert float(function(1.0)) == 2.0
+        until(seen, lambda view: bool(view.functions))
         call = function.submit(-1.0)
         with gate.reached():
             os.kill(one.worker_pid(), signal.SIGSTOP)

@@ -193,8 +193,9 @@ def test_values_and_functions_of_one_are_not_there_for_another(house: House) -> 
     house.alice.put(X, name="alices-values")
     with pytest.raises(errors.JaxdError, match="alices-values"):
         house.bob.named("alices-values")
+    verbs: dict[str, tuple[Any, ...]]
     verbs = {"functions": (), "recent": (100,), "report": (), "statistics": (), "values": ()}
-    verbs |= {"view": (0, "")}
+    verbs["view"] = (0, "")
     for verb, args in verbs.items():
         told = json.dumps(house.bob.caller.session.ask(verb, *args))
         assert "alices" not in told
@@ -230,7 +231,7 @@ def test_the_operator_sees_all_workers_and_others_their_own(house: House) -> Non
 
 
 def test_the_operator_watches_all_workers_and_others_their_own(house: House) -> None:
-    """Names have the principal in front on the control socket; through an address each sees its own."""
+    """On the control socket under the names of principals; through an address each its own."""
     house.alice.persistent_call(alices_secret_step)(X)
     house.bob.persistent_call(double)(X)
     with watch(house.server.unix, every_s=0.1) as seen:

@@ -10,6 +10,7 @@ import itertools
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -101,6 +102,7 @@ class Plan:
 
 
 _MAX_VARIANTS: Final = 10_000
+_MAX_DROPPED: Final = 20_000
 _PLANS_PER_EXECUTABLE: Final = 8
 
 Make = Callable[[], Executable]
@@ -121,6 +123,7 @@ class Executables:
 
     Attributes:
         version: another number as soon as others are in the table.
+        dropped: the ids of those that have gone, for who keeps account of them.
     """
 
     def __init__(
@@ -132,6 +135,7 @@ class Executables:
         builds: Builds[Any, Executable] | None = None,
     ) -> None:
         self.version = 0
+        self.dropped: deque[str] = deque(maxlen=_MAX_DROPPED)
         self._limits = limits
         self._eviction_costs = EvictionCosts(is_kept, resident)
         plans = _PLANS_PER_EXECUTABLE * limits.count  # they are made again in no time
@@ -353,6 +357,9 @@ class Executables:
         """Removes executables from the table; freed when the caller drops the returned ones."""
         gone = [self._executables.pop(name) for name in names]
         self.version += 1
+        for executable in gone:
+            executable.is_dropped = True
+            self.dropped.append(executable.id)
         serials = {executable.serial for executable in gone}
         for bytes_, plan in list(self._plans.items()):
             if plan.executable is not None and plan.executable.serial in serials:

@@ -11,7 +11,12 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any, Final, NamedTuple
+
+from jaxd_protocol.messages.server_view import EventRow, read_row, row_dict
+from jaxd_server.runtime.log_events import EVENTS
+from jaxd_server.runtime.logs import LoggedEvent
 
 Place = tuple[str, str]
 """A table, and the name of a row in it; the second is empty for the row of the server."""
@@ -145,9 +150,8 @@ class Journal:
         """
         with self._lock:
             is_whole = source != self.source or not since
-            rows = self._after(0 if is_whole else since)
+            taken, has_more = self._after(0 if is_whole else since, most)
             now, source = self.sequence, self.source
-        taken = rows if most is None else rows[:most]
         change: dict[str, Any] = {}
         for (table, name), (_, row) in taken:
             shown = self._removed.get((table, name)) if row is None else row
@@ -159,15 +163,34 @@ class Journal:
                 change[table] = row
         if change or is_whole:
             change["at"] = self.changed_at
-        has_more = len(taken) < len(rows)
         last = taken[-1][1][0] if has_more else now
         return News(change, last, source, is_whole, has_more)
 
-    def _after(self, since: int) -> list[tuple[Place, tuple[int, Any]]]:
-        """The rows that have changed after that, the earliest change first. The lock is held."""
-        found = []
-        for place, (sequence, row) in reversed(self._rows.items()):
-            if sequence <= since:
+    def _after(self, since: int, most: int | None) -> tuple[list[_Entry], bool]:
+        """The first rows that have changed after that, and whether there are more.
+
+        What is new is at the end, and found from there; a reader that begins has most before it,
+        and is served from the other end. The lock is held.
+        """
+        found: list[_Entry] = []
+        for entry in reversed(self._rows.items()):
+            if entry[1][0] <= since:
+                return found[::-1][:most], most is not None and len(found) > most
+            found.append(entry)
+            if most is not None and len(found) > 2 * most:
                 break
-            found.append((place, (sequence, row)))
-        return found[::-1]
+        else:
+            return found[::-1][:most], most is not None and len(found) > most
+        later = (entry for entry in self._rows.items() if entry[1][0] > since)
+        return list(islice(later, most)), True
+
+
+_Entry = tuple[Place, tuple[int, Any]]
+
+
+def event_row(event: LoggedEvent) -> dict[str, Any]:
+    """A row of a view of an event of the log."""
+    named = {name: str(event.fields.get(name) or "") for name in ("function", "call", "principal")}
+    level, at = EVENTS[event.name].level, round(event.at, 3)
+    row = EventRow(at, event.name, level, **named, text=event.text)
+    return row_dict(read_row(EventRow(), row_dict(row)))  # texts may be of functions

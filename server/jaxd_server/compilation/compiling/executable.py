@@ -72,6 +72,7 @@ class Executable:
         calls_python: whether it calls Python while it runs, which is rare.
         use: what is counted of its function; None before the first call.
         is_touched: whether something was counted of it, see `Pipeline.touched`.
+        is_dropped: whether it is not in the table any more.
     """
 
     name: str
@@ -97,6 +98,7 @@ class Executable:
     calls_python: bool = field(init=False)
     use: FunctionUse | None = field(init=False, default=None)
     is_touched: bool = field(init=False, default=False)
+    is_dropped: bool = field(init=False, default=False)
     _holds: list[None] = field(init=False, default_factory=list)
     """One for each call: appending is atomic, adding is not."""
 

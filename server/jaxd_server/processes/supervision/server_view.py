@@ -19,7 +19,6 @@ from jaxd_protocol.base.terminal import printable
 from jaxd_protocol.messages.server_view import (
     TABLES,
     CallRow,
-    EventRow,
     ServerRow,
     WorkerRow,
     read_row,
@@ -28,10 +27,9 @@ from jaxd_protocol.messages.server_view import (
 from jaxd_server.processes.supervision.supervisor import Supervisor
 from jaxd_server.processes.supervision.untrusted_report import is_number
 from jaxd_server.processes.supervision.worker_process import ANSWER_TIMEOUT_S, WorkerProcess
-from jaxd_server.runtime.log_events import EVENTS
 from jaxd_server.runtime.logs import MAX_EVENTS, recent_events
 from jaxd_server.runtime.system_memory import resident_bytes
-from jaxd_server.runtime.view_journal import Journal, News
+from jaxd_server.runtime.view_journal import Journal, News, event_row
 
 LEAST_S: Final = 0.1
 MOST_S: Final = 60.0
@@ -43,6 +41,8 @@ _MAX_NAME: Final = 300
 _MAX_COUNTERS: Final = 200
 _READ_S: Final = 1.0
 """So long may one worker say something new: others have to be read as well."""
+
+_CATCH_UP_S: Final = 10.0
 _MEMORY_STEP: Final = 1 << 20
 
 _OF_WORKERS: Final = frozenset(TABLES) - {"workers"}
@@ -74,6 +74,7 @@ class WorkerRows:
         places: its rows.
         stale: of these, what was not there again since all began anew.
         answered: when it has last answered, as `time.time()`.
+        is_behind: whether it has more to show than could be read the last time.
     """
 
     worker: WorkerProcess
@@ -85,17 +86,19 @@ class WorkerRows:
     places: set[Place] = field(default_factory=set)
     stale: set[Place] = field(default_factory=set)
     answered: float = 0.0
+    is_behind: bool = False
 
     async def read(self) -> bool:
         """Reads all that is new; whether the worker has answered."""
         until = time.monotonic() + _READ_S
-        while time.monotonic() < until:
+        self.is_behind = True
+        while self.is_behind and time.monotonic() < until:
             seen = await self.worker.see(self.sequence, self.source, ANSWER_TIMEOUT_S)
             if seen is None:
+                self.is_behind = False
                 return False
             self.answered = time.time()
-            if not self._take(seen):
-                return True
+            self.is_behind = self._take(seen)
         return True
 
     def _take(self, seen: Mapping[str, Any]) -> bool:
@@ -212,9 +215,16 @@ class ServerViews:
             self._refreshing = asyncio.create_task(self._refresh())
         await asyncio.shield(self._refreshing)
 
+    async def _catch_up(self) -> None:
+        """Collects all that there is; a worker with very much to show is read in pieces."""
+        until = time.monotonic() + _CATCH_UP_S
+        await self.refresh()
+        while any(one.is_behind for one in self._rows.values()) and time.monotonic() < until:
+            await self.refresh()
+
     async def whole(self) -> dict[str, Any]:
         """All that there is now, as `ServerView.from_dict` reads it."""
-        await self.refresh()
+        await self._catch_up()
         news = self.journal.news(0, "")
         return {**news.change, "sequence": news.sequence}
 
@@ -226,7 +236,7 @@ class ServerViews:
         """
         self._periods.append(every_s)
         try:
-            await self.refresh()
+            await self._catch_up()
             self._collect()
             news = self.journal.news(0, "")
             while True:
@@ -324,11 +334,7 @@ class ServerViews:
     def _take_events(self) -> None:
         for event in recent_events.after(self._last_event):
             self._last_event = event.number
-            named = {k: str(event.fields.get(k) or "") for k in ("function", "call", "principal")}
-            level = EVENTS[event.name].level
-            row = EventRow(round(event.at, 3), event.name, level, **named, text=event.text)
-            content = row_dict(read_row(EventRow(), row_dict(row)))
-            self.journal.put("events", f"0.{event.number}", content)
+            self.journal.put("events", f"0.{event.number}", event_row(event))
         names = self.journal.names("events")
         if len(names) > MAX_EVENTS:
             names.sort(key=lambda name: self.journal.get("events", name)["at"])

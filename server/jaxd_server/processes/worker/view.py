@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import Counter, deque
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -20,9 +19,6 @@ from jaxd_protocol.messages.server_view import (
     BuildRow,
     CallRow,
     DeviceRow,
-    EventRow,
-    FunctionRow,
-    ProgramRow,
     QueueRow,
     ServerRow,
     SessionRow,
@@ -31,34 +27,27 @@ from jaxd_protocol.messages.server_view import (
     row_dict,
 )
 from jaxd_server.compilation.compiling.compiler import Compiler
-from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.history.build_log import BuildRecord
 from jaxd_server.compilation.remote_build.policy import BuildPolicy
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.execution.admission import Operation
 from jaxd_server.execution.call import Call
-from jaxd_server.execution.pipeline import MAX_TOUCHED, Pipeline
 from jaxd_server.jax_compat.devices import Devices
 from jaxd_server.rpc.inflight_calls import InflightCall
-from jaxd_server.rpc.services.inventory import arguments_text
+from jaxd_server.rpc.services.inventory import ProgramRows, arguments_text
 from jaxd_server.rpc.sessions import Session, Sessions
 from jaxd_server.rpc.worker_context import WorkerContext
-from jaxd_server.runtime.counters import FunctionUse
-from jaxd_server.runtime.log_events import EVENTS
 from jaxd_server.runtime.logs import MAX_EVENTS, recent_events
 from jaxd_server.runtime.system_memory import resident_bytes
-from jaxd_server.runtime.view_journal import ROWS_AT_ONCE, Journal
+from jaxd_server.runtime.view_journal import ROWS_AT_ONCE, Journal, News, event_row
 from jaxd_server.values.value import SessionValues
 
 LEAST_AGE_S: Final = 0.05
 """A call that has not taken so long is in no table; nor is one collection so soon after another."""
 
 _SAME_S: Final = 0.1
-_MAX_ON_DISK: Final = 10_000
 _MAX_LOOKED_AT: Final = 2000
-_LOOKED_AT_ONCE: Final = 100
 _LARGEST: Final = 8
-_TRIES: Final = 50
 _MEMORY_STEP: Final = 1 << 20
 _HEARTBEAT_S: Final = 10.0
 
@@ -119,7 +108,6 @@ class WorkerView:
         self._collected_at = 0.0
         self.programs = ProgramRows(self.pipeline, self.journal, self.wall)
         self._last_event = 0
-        self._settled: set[int] = set()
         self._used: dict[str, tuple[float, ...]] = {}
         self._counted: dict[str, tuple[int, ...]] = {}
         self._parts = (
@@ -144,7 +132,12 @@ class WorkerView:
     def news(self, since: int, source: str, most: int = ROWS_AT_ONCE) -> dict[str, Any]:
         """What has changed, for the host; see `Journal.news`."""
         self._collect()
-        return self.journal.news(since, source, most).to_message()
+        return self._message(self.journal.news(since, source, most))
+
+    def _message(self, news: News) -> dict[str, Any]:
+        message = news.to_message()
+        message["more"] = news.has_more or self.programs.has_due
+        return message
 
     def news_for(self, principal: str, since: int, source: str) -> dict[str, Any]:
         """The same as far as a principal may see it, with the counts that are its own."""
@@ -165,7 +158,7 @@ class WorkerView:
                 return sees(bytes.fromhex(key))
             return True
 
-        message = self.journal.news(since, source, ROWS_AT_ONCE, shows).to_message()
+        message = self._message(self.journal.news(since, source, ROWS_AT_ONCE, shows))
         content = message.get("view") or message["change"]
         for table in {"calls", "builds"} & content.keys():  # names of others are not for them
             rows = content[table].items()
@@ -193,6 +186,8 @@ class WorkerView:
         with self._lock:
             now = time.monotonic()
             if now - self._collected_at < LEAST_AGE_S:
+                if self.programs.has_due:
+                    self.programs.collect()
                 return
             for part in self._parts:
                 part()
@@ -280,24 +275,18 @@ class WorkerView:
 
     def _collect_builds(self) -> None:
         records = list(self.pipeline.build_log.records)
-        there = {self._numbered(one.number) for one in records}
-        for name in self.journal.names("builds"):
-            if name not in there:
-                self.journal.put("builds", name, None)
-        self._settled &= {one.number for one in records}
-        for one in records:
-            if one.number not in self._settled:
-                if one.finished:
-                    self._settled.add(one.number)
-                self.journal.put("builds", self._numbered(one.number), self._build_row(one))
+        rows = {self._numbered(one.number): self._build_row(one) for one in records}
+        self.journal.replace("builds", rows)
 
     def _numbered(self, number: int) -> str:
         """A name that no other worker gives."""
         return f"{self.epoch}.{number}"
 
     def _build_row(self, one: BuildRecord) -> dict[str, Any]:
+        known: dict[str, Any] | None = self.journal.get("builds", self._numbered(one.number))
+        if known and known["finished"]:
+            return known
         one.look()
-        known = self.journal.get("builds", self._numbered(one.number))
         arguments = known["arguments"] if known else arguments_text(one.skeleton, one.parameters)
         return row_dict(
             BuildRow(
@@ -358,11 +347,7 @@ class WorkerView:
     def _collect_events(self) -> None:
         for event in recent_events.after(self._last_event):
             self._last_event = event.number
-            fields = {k: str(event.fields.get(k) or "") for k in ("function", "call", "principal")}
-            row = EventRow(
-                round(event.at, 3), event.name, EVENTS[event.name].level, **fields, text=event.text
-            )
-            self.journal.put("events", self._numbered(event.number), row_dict(row))
+            self.journal.put("events", self._numbered(event.number), event_row(event))
         self.journal.trim("events", MAX_EVENTS)
 
 
@@ -415,199 +400,3 @@ def _values_row(
     sizes = tuple(nbytes for _, nbytes in largest)
     total = sum(nbytes for _, nbytes in held)
     return row_dict(ValueRow(principal, holder, kind, len(held), total, shapes, sizes))
-
-
-class ProgramRows:
-    """The rows of functions and programs: made anew for what was noted, and what came or went.
-
-    Args:
-        pipeline: what answers calls.
-        journal: takes the rows.
-        wall: makes times absolute.
-
-    Attributes:
-        made: how many rows were made.
-    """
-
-    def __init__(
-        self, pipeline: Pipeline, journal: Journal, wall: Callable[[float], float]
-    ) -> None:
-        self.made = 0
-        self._pipeline = pipeline
-        self._journal = journal
-        self._wall = wall
-        self._version = -1
-        self._here: dict[str, bytes] = {}  # the keys of executables in memory, by row
-        self._in_memory: Counter[bytes] = Counter()
-        self._unwritten: dict[str, tuple[int, bytes]] = {}  # rows that are about to be on disk
-        self._on_disk: deque[str] = deque()  # rows that may be of no program in memory
-        self._has_read = False
-        self._found: deque[tuple[str, ProgramRow]] = deque()  # on disk, for the next collections
-
-    def collect(self) -> None:
-        """Makes the rows that are due."""
-        if not self._has_read:
-            self._has_read = True
-            threading.Thread(target=self._read_disk, name="jaxd-view", daemon=True).start()
-        programs, functions = self._noted()
-        if self._version != self._pipeline.executables.version:
-            self._compare(programs, functions)
-        for name, executable in programs.items():
-            self._put_program(name, executable)
-        for use in functions.values():
-            self._put_function(use)
-        self._take_found()
-        self._look_for_files()
-        self._look_for_removed()
-
-    def _noted(self) -> tuple[dict[str, Executable], dict[bytes, FunctionUse]]:
-        """The executables of which something was counted, and their functions."""
-        touched = self._pipeline.touched
-        programs: dict[str, Executable] = {}
-        functions: dict[bytes, FunctionUse] = {}
-        if len(touched) >= MAX_TOUCHED:
-            self._version = -1
-        while touched:
-            reference, use = touched.popleft()
-            executable = reference()
-            if executable is not None:
-                executable.is_touched = False
-                programs[executable.id] = executable
-            if use is not None:
-                functions[use.key] = use
-        return programs, functions
-
-    def _compare(
-        self, programs: dict[str, Executable], functions: dict[bytes, FunctionUse]
-    ) -> None:
-        """Adds to what is due what has come into memory, and removes what is not there any more."""
-        is_first = self._version < 0
-        self._version = self._pipeline.executables.version
-        there = {one.id: one for one in self._pipeline.executables.all()}
-        programs |= {name: one for name, one in there.items() if is_first or name not in self._here}
-        for name in self._here.keys() - there.keys():
-            programs.pop(name, None)
-            self._leave_memory(name)
-        for name in programs.keys() - there.keys():
-            del programs[name]  # it was dropped since
-        counted = Counter(one.key for one in there.values())
-        uses = self._pipeline.counters.functions
-        keys = (counted - self._in_memory) + (self._in_memory - counted)
-        self._here = {name: one.key for name, one in there.items()}
-        self._in_memory = counted
-        for key in set(uses) if is_first else keys:
-            use = uses.get(key)
-            if use is not None:
-                functions[key] = use
-
-    def _leave_memory(self, name: str) -> None:
-        """The program is on disk now, or gone."""
-        row = self._journal.get("programs", name)
-        if row is None:
-            return
-        gone = {**row, "state": "disk", "host_bytes": 0, "device_bytes": 0}
-        self._journal.put("programs", name, gone if row["disk_bytes"] else None)
-        if row["disk_bytes"]:
-            self._on_disk.append(name)
-
-    def _put_program(self, name: str, executable: Executable) -> None:
-        self.made += 1
-        known = self._journal.get("programs", name) or {}
-        arguments, disk_bytes = known.get("arguments", ""), known.get("disk_bytes", 0)
-        use, program = executable.use, executable.program
-        if not arguments:
-            parameters = () if use is None else use.parameters
-            arguments = arguments_text(executable.recorded.skeleton, parameters)
-        if executable.kept_as and not disk_bytes:
-            self._unwritten[name] = _TRIES, program.id
-        row = ProgramRow(
-            executable.key.hex(),
-            executable.name,
-            arguments,
-            "memory",
-            program.host_bytes,
-            program.device_bytes,
-            disk_bytes,
-            round(executable.costs.build_s, 6),
-            round(program.load_s, 6),
-            executable.calls,
-            round(executable.saved_s, 6),
-            self._wall(executable.last_use),
-        )
-        self._journal.put("programs", name, row_dict(row))
-
-    def _put_function(self, use: FunctionUse) -> None:
-        self.made += 1
-        row = FunctionRow(
-            use.name,
-            use.where,
-            self._in_memory[use.key],
-            use.hits,
-            use.compiled,
-            use.loaded,
-            round(use.saved_s, 6),
-            round(use.built_s, 6),
-            round(use.run_s, 6),
-            tuple(use.latency),
-            self._wall(use.last_use) if use.last_use else 0.0,
-        )
-        self._journal.put("functions", use.key.hex(), row_dict(row))
-
-    def _take_found(self) -> None:
-        for _ in range(min(len(self._found), ROWS_AT_ONCE)):
-            name, row = self._found.popleft()
-            if self._journal.get("programs", name) is None:
-                self._journal.put("programs", name, row_dict(row))
-                self._on_disk.append(name)
-
-    def _look_for_files(self) -> None:
-        """Programs are written to disk a while after they were made."""
-        for name, (tries, program) in list(self._unwritten.items()):
-            row = self._journal.get("programs", name)
-            found = 0 if row is None else self._disk_bytes(name, program)
-            self._unwritten[name] = tries - 1, program
-            if row is not None and found:
-                self._journal.put("programs", name, {**row, "disk_bytes": found})
-            if row is None or found or tries <= 1:
-                del self._unwritten[name]
-
-    def _look_for_removed(self) -> None:
-        """Looks whether the next few programs on disk are there; others may remove them."""
-        for _ in range(min(len(self._on_disk), _LOOKED_AT_ONCE)):
-            name = self._on_disk.popleft()
-            row = self._journal.get("programs", name)
-            if row is None or name in self._here:
-                continue
-            if self._disk_bytes(name):
-                self._on_disk.append(name)
-            else:
-                self._journal.put("programs", name, None)
-
-    def _disk_bytes(self, name: str, program: bytes = b"") -> int:
-        """What a call, and its program, take on disk; 0 while the call is not there."""
-        cache = self._pipeline.program_cache
-        if cache is None:
-            return 0
-        found = cache.store.room("calls", bytes.fromhex(name.partition(".")[0]))
-        return found and found + (cache.store.room("programs", program) if program else 0)
-
-    def _read_disk(self) -> None:
-        """Finds what earlier workers have kept; the records are read once."""
-        cache = self._pipeline.program_cache
-        if cache is None:
-            return
-        calls = sorted(cache.calls().items(), key=lambda item: -item[1].created)
-        for name, call in calls[:_MAX_ON_DISK]:
-            row = name.hex()
-            kept = 0 if call.obstacle is not None else self._disk_bytes(row, call.program)
-            if kept:
-                on_disk = ProgramRow(
-                    call.key.hex(),
-                    call.name,
-                    arguments_text(call.skeleton, call.parameters),
-                    "disk",
-                    disk_bytes=kept,
-                    build_s=round(call.trace_s + call.compile_s, 6),
-                    last_use=round(call.created, 3),
-                )
-                self._found.append((row, on_disk))

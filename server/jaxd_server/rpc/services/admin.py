@@ -6,15 +6,17 @@ All of them read files, build or collect something: not for a thread that others
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NoReturn, Protocol
 
 from jaxd_protocol.errors import NotPermitted
 from jaxd_protocol.jit.options import function_key
+from jaxd_protocol.messages.function_manifest import FunctionDescriptor
 from jaxd_protocol.messages.recipes import dump_recipes
 from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.history.advice import advice_for
+from jaxd_server.compilation.history.build_history import KeyHistory, Visibility
 from jaxd_server.compilation.history.reasons import versions_of
 from jaxd_server.execution.call import Reply
 from jaxd_server.execution.pipeline import Pipeline
@@ -51,6 +53,19 @@ class AdminService:
         self._pipeline = pipeline
         self._stages = stages
         self._recorder = Recorder(pipeline)
+        self._beside: Mapping[str, Callable[..., Any]] = {
+            "recent": self._recent,
+            "why": self._why,
+            "view": self._view,
+            "detail": self._detail,
+            "cancel_call": self._cancel,
+        }  # answered also while the server drains, and no work
+        self._operations: Mapping[str, Callable[..., Reply]] = {
+            "functions": self._functions,
+            "report": self._report,
+            "recipes": self._recipes,
+            "forget": self._forget,
+        }
 
     def answer(self, verb: str, args: tuple[Any, ...], principal: str = "") -> Reply:
         """Answers a request; those about builds also while the server drains.
@@ -64,70 +79,77 @@ class AdminService:
         Raises:
             JaxdError: when there is no answer.
         """
-        if verb == "recent":
-            (count,) = args
-            found = self._pipeline.build_log.recent(count, principal)
-            return json.dumps({"decisions": [decision.to_dict() for decision in found]}), ()
-        if verb == "view":
-            return json.dumps(self.views.news_for(principal, *args)), ()
-        if verb == "cancel_call":
-            (call,) = args
-            return json.dumps({"cancelled": self.views.cancel(call, principal)}), ()
-        if verb == "detail":
-            return self._detail(principal, *args)
-        if verb == "why":
-            key, skeleton, message = args
-            return json.dumps(why(self._pipeline, key, skeleton, message, principal)), ()
+        if verb in self._beside:
+            return json.dumps(self._beside[verb](principal, *args)), ()
         with self._pipeline.operation(f"({verb})"):
-            if verb == "functions":
-                return json.dumps(inventory(self._pipeline, principal)), ()
-            if verb == "report":
-                return json.dumps(report(self._pipeline, principal).to_dict()), ()
-            return (self._recipes if verb == "recipes" else self._forget)(principal, *args)
+            return self._operations[verb](principal, *args)
 
-    def _detail(self, principal: str, key: bytes, program: str, stage: str) -> Reply:
-        build_log = self._pipeline.build_log
-        if not build_log.known_functions.visibility(principal)(key):
+    def _recent(self, principal: str, count: int) -> dict[str, Any]:
+        found = self._pipeline.build_log.recent(count, principal)
+        return {"decisions": [decision.to_dict() for decision in found]}
+
+    def _why(self, principal: str, key: bytes, skeleton: bytes | None, message: Any) -> Any:
+        return why(self._pipeline, key, skeleton, message, principal)
+
+    def _view(self, principal: str, since: int, source: str) -> dict[str, Any]:
+        return self.views.news_for(principal, since, source)
+
+    def _cancel(self, principal: str, call: str) -> dict[str, Any]:
+        return {"cancelled": self.views.cancel(call, principal)}
+
+    def _functions(self, principal: str) -> Reply:
+        return json.dumps(inventory(self._pipeline, principal)), ()
+
+    def _report(self, principal: str) -> Reply:
+        return json.dumps(report(self._pipeline, principal).to_dict()), ()
+
+    def _detail(self, principal: str, key: bytes, program: str, stage: str) -> dict[str, Any]:
+        sees = self._pipeline.build_log.known_functions.visibility(principal)
+        record = self._pipeline.build_log.build_history.find(key) if sees(key) else None
+        use = self._pipeline.counters.functions.get(key) if sees(key) else None
+        if record is None and use is None:
             raise NotPermitted(_UNKNOWN)
         here = [each for each in self._pipeline.executables.all() if each.key == key]
         if stage:
-            found = next((each for each in here if each.id == program), None)
-            if found is None:
-                raise NotPermitted(
-                    "no such program is in memory. Call the function, and take its program of the "
-                    "view then."
-                )
-            return self._text(principal, found, stage)
-        record = build_log.build_history.find(key)
-        use = self._pipeline.counters.functions.get(key)
-        history = [one for one in build_log.recent(_MANY, principal) if one.key == key]
-        advice = []
-        if record is not None:
-            records = build_log.build_history.records(
-                build_log.known_functions.visibility(principal)
-            )
-            advice = advice_for(record, versions_of(records, record.description))
-        name = record.description.name if record else use.name if use else ""
-        detail = {
+            return self._text(principal, here, program, stage)
+        detail = _described(record.description) if record else {"name": "", "where": ""}
+        if use is not None:
+            detail = {"name": use.name, "where": use.where}
+        parameters = use.parameters if use else ()
+        return {
             "key": key.hex(),
-            "name": name,
-            "where": record.description.where if record else use.where if use else "",
-            "history": [one.to_dict() for one in history],
-            "advice": [one.text for one in advice],
-            "programs": [
-                _program_detail(each, use.parameters if use else ()) for each in here[:_MANY]
-            ],
+            **detail,
+            "history": self._history(principal, key),
+            "advice": [] if record is None else self._advice(record, sees),
+            "programs": [_program_detail(each, parameters) for each in here[:_MANY]],
         }
-        return json.dumps(detail), ()
 
-    def _text(self, principal: str, executable: Executable, stage: str) -> Reply:
-        """The text of a program; its jaxpr is made anew of the code that is here."""
+    def _history(self, principal: str, key: bytes) -> list[dict[str, Any]]:
+        recent = self._pipeline.build_log.recent(_MANY, principal)
+        return [one.to_dict() for one in recent if one.key == key]
+
+    def _advice(self, record: KeyHistory, sees: Visibility) -> list[str]:
+        records = self._pipeline.build_log.build_history.records(sees)
+        found = advice_for(record, versions_of(records, record.description))
+        return [one.text for one in found]
+
+    def _text(
+        self, principal: str, here: Sequence[Executable], program: str, stage: str
+    ) -> dict[str, Any]:
+        """The text of a program; its jaxpr is made again of the code that is here."""
+        executable = next((each for each in here if each.id == program), None)
+        if executable is None:
+            raise NotPermitted(
+                "no such program is in memory. Call the function, and take its program of the view "
+                "then."
+            )
         if stage == "hlo" or self._stages is None:
-            return json.dumps({"text": analysed(executable.program.compiled)["text"]}), ()
+            return {"text": analysed(executable.program.compiled)["text"]}
         recorded = executable.recorded
         args = (executable.key, recorded.skeleton, "jaxpr", "", False)
         pickles = [memoryview(each) for each in recorded.pickles]
-        return self._stages.answer(_NobodyToAsk(), args, pickles, principal)
+        text, _ = self._stages.answer(_NobodyToAsk(), args, pickles, principal)
+        return {"text": json.loads(text)["text"]}
 
     def _recipes(self, principal: str, mark: str) -> Reply:
         now = self._recorder.mark()
@@ -172,6 +194,10 @@ _UNKNOWN: Final = (
     "there is no function of that key that you have called. Call it first, or ask as the user that "
     "the server belongs to."
 )
+
+
+def _described(description: FunctionDescriptor) -> dict[str, Any]:
+    return {"name": description.name, "where": description.where}
 
 
 def _program_detail(executable: Executable, parameters: tuple[str, ...]) -> dict[str, Any]:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final
 
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.explain.argument_shapes import argument_shapes
 from jaxd_protocol.explain.key_differences import summarize
 from jaxd_protocol.messages.report import NamedUse, Needless, Report, Use
+from jaxd_protocol.messages.server_view import FunctionRow, ProgramRow, row_dict
 from jaxd_server.cache.disk_usage import Entry, entries
 from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.disk_cache.programs import ProgramCache
@@ -20,7 +24,9 @@ from jaxd_server.compilation.history.advice import needless_builds
 from jaxd_server.compilation.history.build_history import Records
 from jaxd_server.compilation.history.build_log import BuildLogEntry
 from jaxd_server.compilation.history.reasons import versions_of
-from jaxd_server.execution.pipeline import Pipeline
+from jaxd_server.execution.pipeline import MAX_TOUCHED, Pipeline
+from jaxd_server.runtime.counters import FunctionUse
+from jaxd_server.runtime.view_journal import ROWS_AT_ONCE, Journal
 
 _CODE: Final = frozenset({"function", "class"})
 _MOST_RECENT: Final = 200
@@ -227,3 +233,216 @@ def _unchanged(entries: Sequence[BuildLogEntry]) -> Iterator[Needless]:
         )
         seconds = sum(one.seconds for one in made)
         yield Needless("unchanged", function, changes[0].where, "code", len(made), seconds, text)
+
+
+# rows of a view --------------------------------------------------------------------------------
+
+_LOOKED_AT_ONCE: Final = 100
+_MADE_AT_ONCE: Final = 200
+"""To make so many rows takes ten milliseconds, which others may have to wait."""
+
+_TRIES: Final = 50
+_MAX_ON_DISK: Final = 10_000
+
+
+class ProgramRows:
+    """The rows of functions and programs: made again for what was noted, and what has gone.
+
+    Args:
+        pipeline: what answers calls.
+        journal: takes the rows.
+        wall: makes times absolute.
+
+    Attributes:
+        made: how many rows were made.
+    """
+
+    def __init__(
+        self, pipeline: Pipeline, journal: Journal, wall: Callable[[float], float]
+    ) -> None:
+        self.made = 0
+        self._pipeline = pipeline
+        self._journal = journal
+        self._wall = wall
+        self._due_programs: dict[str, weakref.ref[Executable]] = {}
+        self._due_functions: dict[bytes, FunctionUse] = {}
+        self._here: dict[str, bytes] = {}  # the keys of executables in memory, by row
+        self._in_memory: Counter[bytes] = Counter()
+        self._unwritten: dict[str, tuple[int, bytes]] = {}  # rows that are about to be on disk
+        self._on_disk: deque[str] = deque()  # rows that may be of no program in memory
+        self._has_begun = False
+        self._found: deque[tuple[str, ProgramRow]] = deque()  # on disk, for the next collections
+
+    @property
+    def has_due(self) -> bool:
+        """Whether rows are left for the next collection: so many at once would hold up calls."""
+        return bool(self._due_programs or self._due_functions)
+
+    def collect(self) -> None:
+        """Makes some of the rows that are due."""
+        touched, dropped = self._pipeline.touched, self._pipeline.executables.dropped
+        if not self._has_begun or max(len(touched), len(dropped)) >= MAX_TOUCHED:
+            self._note_all()
+        self._note()
+        for name in list(islice(self._due_programs, _MADE_AT_ONCE)):
+            executable = self._due_programs.pop(name)()
+            if executable is not None and not executable.is_dropped:
+                self._put_program(name, executable)
+        if not self._due_programs:
+            for key in list(islice(self._due_functions, _MADE_AT_ONCE)):
+                self._put_function(self._due_functions.pop(key))
+        self._take_found()
+        self._look_for_files()
+        self._look_for_removed()
+
+    def _note(self) -> None:
+        """Adds to what is due the executables that have gone, or of which something was counted."""
+        touched, dropped = self._pipeline.touched, self._pipeline.executables.dropped
+        while dropped:
+            self._leave_memory(dropped.popleft())
+        while touched:
+            reference, use = touched.popleft()
+            executable = reference()
+            if executable is not None:
+                executable.is_touched = False
+                self._due_programs[executable.id] = reference
+            if use is not None:
+                self._due_functions[use.key] = use
+
+    def _note_all(self) -> None:
+        """The same for all that there is: at first, and when more has happened than is noted."""
+        if not self._has_begun:
+            threading.Thread(target=self._read_disk, name="jaxd-view", daemon=True).start()
+        self._has_begun = True
+        self._pipeline.executables.dropped.clear()
+        there = {one.id: weakref.ref(one) for one in self._pipeline.executables.all()}
+        for name in self._here.keys() - there.keys():
+            self._leave_memory(name)
+        self._due_programs |= there
+        functions = self._pipeline.counters.functions
+        for key in list(functions):
+            use = functions.get(key)
+            if use is not None:
+                self._due_functions[key] = use
+
+    def _leave_memory(self, name: str) -> None:
+        """The program is on disk now, or gone."""
+        key = self._here.pop(name, None)
+        if key is None:
+            return
+        self._in_memory[key] -= 1
+        use = self._pipeline.counters.functions.get(key)
+        if use is not None:
+            self._due_functions[key] = use
+        row = self._journal.get("programs", name)
+        gone = {**row, "state": "disk", "host_bytes": 0, "device_bytes": 0}
+        self._journal.put("programs", name, gone if row["disk_bytes"] else None)
+        if row["disk_bytes"]:
+            self._on_disk.append(name)
+
+    def _put_program(self, name: str, executable: Executable) -> None:
+        self.made += 1
+        use, program = executable.use, executable.program
+        if name not in self._here:
+            self._here[name] = executable.key
+            self._in_memory[executable.key] += 1
+            if use is not None:
+                self._due_functions[use.key] = use
+        known = self._journal.get("programs", name) or {}
+        arguments, disk_bytes = known.get("arguments", ""), known.get("disk_bytes", 0)
+        if not arguments:
+            parameters = () if use is None else use.parameters
+            arguments = arguments_text(executable.recorded.skeleton, parameters)
+        if executable.kept_as and not disk_bytes:
+            self._unwritten[name] = _TRIES, program.id
+        row = ProgramRow(
+            executable.key.hex(),
+            executable.name,
+            arguments,
+            "memory",
+            program.host_bytes,
+            program.device_bytes,
+            disk_bytes,
+            round(executable.costs.build_s, 6),
+            round(program.load_s, 6),
+            executable.calls,
+            round(executable.saved_s, 6),
+            self._wall(executable.last_use),
+        )
+        self._journal.put("programs", name, row_dict(row))
+
+    def _put_function(self, use: FunctionUse) -> None:
+        self.made += 1
+        row = FunctionRow(
+            use.name,
+            use.where,
+            self._in_memory[use.key],
+            use.hits,
+            use.compiled,
+            use.loaded,
+            round(use.saved_s, 6),
+            round(use.built_s, 6),
+            round(use.run_s, 6),
+            tuple(use.latency),
+            self._wall(use.last_use) if use.last_use else 0.0,
+        )
+        self._journal.put("functions", use.key.hex(), row_dict(row))
+
+    def _take_found(self) -> None:
+        for _ in range(min(len(self._found), ROWS_AT_ONCE)):
+            name, row = self._found.popleft()
+            if self._journal.get("programs", name) is None:
+                self._journal.put("programs", name, row_dict(row))
+                self._on_disk.append(name)
+
+    def _look_for_files(self) -> None:
+        """Programs are written to disk a while after they were made."""
+        for name, (tries, program) in list(self._unwritten.items()):
+            row = self._journal.get("programs", name)
+            found = 0 if row is None else self._disk_bytes(name, program)
+            self._unwritten[name] = tries - 1, program
+            if row is not None and found:
+                self._journal.put("programs", name, {**row, "disk_bytes": found})
+            if row is None or found or tries <= 1:
+                del self._unwritten[name]
+
+    def _look_for_removed(self) -> None:
+        """Looks whether the next few programs on disk are there; others may remove them."""
+        for _ in range(min(len(self._on_disk), _LOOKED_AT_ONCE)):
+            name = self._on_disk.popleft()
+            row = self._journal.get("programs", name)
+            if row is None or name in self._here:
+                continue
+            if self._disk_bytes(name):
+                self._on_disk.append(name)
+            else:
+                self._journal.put("programs", name, None)
+
+    def _disk_bytes(self, name: str, program: bytes = b"") -> int:
+        """What a call, and its program, take on disk; 0 while the call is not there."""
+        cache = self._pipeline.program_cache
+        if cache is None:
+            return 0
+        found = cache.store.room("calls", bytes.fromhex(name.partition(".")[0]))
+        return found and found + (cache.store.room("programs", program) if program else 0)
+
+    def _read_disk(self) -> None:
+        """Finds what earlier workers have kept; the records are read once."""
+        cache = self._pipeline.program_cache
+        if cache is None:
+            return
+        calls = sorted(cache.calls().items(), key=lambda item: -item[1].created)
+        for name, call in calls[:_MAX_ON_DISK]:
+            row = name.hex()
+            kept = 0 if call.obstacle is not None else self._disk_bytes(row, call.program)
+            if kept:
+                on_disk = ProgramRow(
+                    call.key.hex(),
+                    call.name,
+                    arguments_text(call.skeleton, call.parameters),
+                    "disk",
+                    disk_bytes=kept,
+                    build_s=round(call.trace_s + call.compile_s, 6),
+                    last_use=round(call.created, 3),
+                )
+                self._found.append((row, on_disk))

@@ -10,6 +10,7 @@ import pytest
 from jaxd_protocol.messages.server_view import ServerView
 from jaxd_server.execution import pipeline as pipeline_module
 from jaxd_server.processes.worker import view as view_module
+from jaxd_server.rpc.services import inventory
 
 if TYPE_CHECKING:
     from jaxd_server.processes.worker.view import WorkerView
@@ -101,7 +102,7 @@ def test_more_touched_programs_than_are_noted_are_found_as_well(
         function(1.0)
     whole(view)
     pipeline = in_process_server.parts.pipeline
-    monkeypatch.setattr(view_module, "MAX_TOUCHED", 4)
+    monkeypatch.setattr(inventory, "MAX_TOUCHED", 4)
     monkeypatch.setattr(pipeline, "touched", type(pipeline.touched)(maxlen=4))
     for function in functions:
         function(1.0)
