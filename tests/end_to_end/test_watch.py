@@ -234,6 +234,10 @@ def test_a_watcher_goes_on_when_the_server_is_back(
     first = start_live()
     with jaxd.watch(first.unix, every_s=0.1) as seen:
         assert seen.view.server.pid == first.process.pid
+        with connect(first.unix) as client:
+            client.persistent_call(lambda x: x + 1)(1.0)
+        view = until(seen, lambda view: any(p.disk_bytes for p in view.programs.values()))
+        (name,) = view.programs
         assert first.close() == 0
         gone = seen.next(PATIENCE_S)
         while gone is not None and not seen.problem:
@@ -244,6 +248,16 @@ def test_a_watcher_goes_on_when_the_server_is_back(
         view = until(seen, lambda view: view.server.pid == second.process.pid)
         assert seen.problem == ""
         assert view.server.since > 0
+        view = until(seen, lambda view: bool(view.programs))
+        (program,) = view.programs.values()
+        assert (list(view.programs), program.state, program.calls) == ([name], "disk", 0)
+        assert program.disk_bytes > 0
+        with connect(second.unix) as client:
+            client.persistent_call(lambda x: x + 1)(1.0)
+            view = until(seen, lambda view: view.programs[name].state == "memory")
+            assert view.programs[name].disk_bytes == program.disk_bytes
+            assert seen.clear(view.programs[name].function) == 1
+            until(seen, lambda view: not view.programs)
 
 
 def test_a_reader_that_does_not_read_costs_nothing(one: LiveServer) -> None:

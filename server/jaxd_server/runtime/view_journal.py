@@ -59,6 +59,7 @@ class Journal:
 
     Args:
         max_removed: how many removed rows are remembered; with one more, all readers begin anew.
+        keeps_removed: whether what they were is remembered, for readers who may not see all.
 
     Attributes:
         sequence: the number of the last change.
@@ -66,11 +67,12 @@ class Journal:
         changed_at: when that was.
     """
 
-    def __init__(self, max_removed: int = _MAX_REMOVED) -> None:
+    def __init__(self, max_removed: int = _MAX_REMOVED, *, keeps_removed: bool = True) -> None:
         self.sequence = 0
         self.source = os.urandom(8).hex()
         self.changed_at = time.time()
         self._max_removed = max_removed
+        self._keeps_removed = keeps_removed
         self._rows: OrderedDict[Place, tuple[int, Any]] = OrderedDict()  # the last change is last
         self._tables: dict[str, dict[str, None]] = {}  # the names of rows that there are
         self._removed: dict[Place, Any] = {}  # what they were
@@ -97,7 +99,7 @@ class Journal:
     def _remove(self, place: Place, before: tuple[int, Any] | None) -> None:
         table, name = place
         self._tables[table].pop(name, None)
-        self._removed[place] = None if before is None else before[1]
+        self._removed[place] = before[1] if before and self._keeps_removed else None
         if len(self._removed) > self._max_removed:
             for gone in self._removed:
                 del self._rows[gone]

@@ -36,7 +36,8 @@ MOST_S: Final = 60.0
 _USUAL_S: Final = 0.5
 _HEARTBEAT_S: Final = 10.0
 _MAX_BUILDS: Final = 200
-_MAX_ROWS: Final = 50_000
+_MAX_BYTES: Final = 64 << 20
+_ROW_BYTES: Final = 500
 _MAX_NAME: Final = 300
 _MAX_COUNTERS: Final = 200
 _READ_S: Final = 1.0
@@ -71,7 +72,8 @@ class WorkerRows:
         counters: its counts, by name.
         sequence: of the last change that was read.
         source: what that counts the changes of.
-        places: its rows.
+        places: its rows, and what each takes, roughly in bytes.
+        nbytes: of all of them.
         stale: of these, what was not there again since all began anew.
         answered: when it has last answered, as `time.time()`.
         is_behind: whether it has more to show than could be read the last time.
@@ -83,7 +85,8 @@ class WorkerRows:
     counters: dict[str, float] = field(default_factory=dict)
     sequence: int = 0
     source: str = ""
-    places: set[Place] = field(default_factory=set)
+    places: dict[Place, int] = field(default_factory=dict)
+    nbytes: int = 0
     stale: set[Place] = field(default_factory=set)
     answered: float = 0.0
     is_behind: bool = False
@@ -132,11 +135,18 @@ class WorkerRows:
             row = row_dict(read_row(TABLES[table](), content))
             if self.principal and "principal" in row:
                 row["principal"] = self.principal
-            if place in self.places or len(self.places) < _MAX_ROWS:
-                self.places.add(place)
-                self.stale.discard(place)
-                self.journal.put(*place, row)
+            self._hold(place, row)
         return None
+
+    def _hold(self, place: Place, row: dict[str, Any]) -> None:
+        """Takes a row in, if there is room: a hostile worker could fill the memory of its host."""
+        texts = (value for value in row.values() if isinstance(value, str))
+        nbytes = _ROW_BYTES + len(place[1]) + sum(map(len, texts))
+        total = self.nbytes - self.places.get(place, 0) + nbytes
+        if total <= _MAX_BYTES:
+            self.places[place], self.nbytes = nbytes, total
+            self.stale.discard(place)
+            self.journal.put(*place, row)
 
     def _count(self, counts: Any) -> None:
         for name, count in counts.items() if isinstance(counts, dict) else ():
@@ -147,7 +157,7 @@ class WorkerRows:
 
     def _remove(self, place: Place) -> None:
         if place in self.places:
-            self.places.discard(place)
+            self.nbytes -= self.places.pop(place)
             self.journal.put(*place, None)
 
     def show_recorded(self, offset: float) -> None:
@@ -196,7 +206,7 @@ class ServerViews:
         describe: Callable[[], ServerRow],
         failed: Callable[[], Sequence[Mapping[str, Any]]] = tuple,
     ) -> None:
-        self.journal = Journal()
+        self.journal = Journal(keeps_removed=False)
         self._supervised = supervised
         self._describe = describe
         self._failed = failed

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from jaxd_protocol.messages.server_view import ServerRow, ServerView
+from jaxd_server.processes.supervision import server_view
 from jaxd_server.processes.supervision.server_view import ServerViews, period_of
 from jaxd_server.processes.supervision.supervisor import Supervisor
 
@@ -195,3 +196,17 @@ def test_those_who_watch_share_a_collection() -> None:
 def test_how_often_is_bounded(asked: Any, every_s: float) -> None:
     """Whatever somebody writes to the control socket."""
     assert period_of({"every_s": asked}) == every_s
+
+
+def test_a_hostile_worker_does_not_fill_the_memory_of_its_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rows that have no room are left out; there is room again when others go."""
+    monkeypatch.setattr(server_view, "_MAX_BYTES", 10_000)
+    rows = {f"c{n}": {"function": "x" * 1500} for n in range(100)}
+    worker = FakeWorker(says(1, calls=rows))
+    views = views_of(worker)
+    assert len(shown(views).calls) == 4
+    worker.says.append(says(2, calls={"c0": None, "c9": {"function": "f"}}))
+    assert shown(views).calls.keys() == {"c1", "c2", "c3", "c9"}
+    assert views.journal._removed == {("calls", "c0"): None}
