@@ -223,7 +223,16 @@ while True:
 """
 
 
-@pytest.mark.parametrize("line", ["{}", '{"event": "draining"}', '{"status": 7}'])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{}",
+        '{"event": "draining"}',
+        '{"status": 7}',
+        '{"seen": {"change": {}}}',
+        '{"seen": 7}',
+    ],
+)
 def test_a_worker_of_one_principal_that_floods_its_host_is_ended(runtime: Path, line: str) -> None:
     """What it does there is no work, and others wait meanwhile; also where it was asked."""
 
@@ -238,17 +247,18 @@ def test_a_worker_of_one_principal_that_floods_its_host_is_ended(runtime: Path, 
 
 
 def test_what_was_asked_for_is_never_too_much(runtime: Path) -> None:
-    """However often somebody looks at the status."""
+    """However often somebody looks at the status, or at the view."""
     program = """
 say(event="ready")
 for line in tether:
-    say(status={})
+    say(**({"status": {}} if "status" in line else {"seen": {"change": {}}}))
 """
 
     async def scenario(worker: WorkerProcess) -> None:
         await until_ready(worker)
         for _ in range(300):
             assert await worker.refresh(PATIENCE_S)
+            assert await worker.see(0, "", PATIENCE_S) == {"change": {}}
 
     run(program, scenario, tenant=ALICE)
 
