@@ -105,6 +105,7 @@ def test_a_call_is_seen_while_it_is_built_and_gone_afterwards(
         ),
     )
     assert {"calls", "saved_s", "connections"} <= view.counters.keys()
+    assert str(os.getpid()) in {one.process for one in view.sessions.values()}
     assert view.devices
     assert view.queues.keys() == {"calls", "builds", "held"}
     assert any(one.name == "built" for one in view.events.values())
@@ -377,3 +378,18 @@ def test_a_build_says_what_it_waited_for(
         assert made["behind"].started > made["behind"].queued
         assert "stopping" in made["behind"].behind
         assert made["stopping"].behind == ""
+
+
+def test_a_watcher_sees_a_worker_rest_and_does_not_keep_it_awake(
+    start_live: Callable[..., LiveServer],
+) -> None:
+    """Nor wake it: a call does."""
+    one = start_live("--rest-after-s", "0.5")
+    with jaxd.watch(one.unix, every_s=0.1) as seen:
+        view = until(seen, lambda view: [w.state for w in view.workers.values()] == ["resting"])
+        assert [worker.pid for worker in view.workers.values()] == [0]
+        with connect(one.unix) as client:
+            assert float(client.persistent_call(lambda x: x + 1)(1.0)) == 2.0
+            view = until(
+                seen, lambda view: [w.epoch for w in view.workers.values() if w.pid] == [2]
+            )

@@ -212,10 +212,12 @@ class Endpoint(Acceptor):
                     f"{most} clients are connected, which is as many as this server takes "
                     "(--max-connections). Close some, or connect later."
                 )
-            return self._sessions.open(client.session, admitted.principal, client.device)
+            session = self._sessions.open(client.session, admitted.principal, client.device)
         except (Busy, ConfigurationError) as error:
             refuse_client(admitted.stream, error)
             raise
+        session.process = str(client.pid or "")
+        return session
 
     def _close_session(self, session: Session, process: ClientLife | None) -> None:
         self._sessions.close(session)

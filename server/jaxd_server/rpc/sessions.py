@@ -97,6 +97,7 @@ class Session(Client):
         ordered_calls: its calls on values that are under way, by number.
         resumed_at: when its client connected last while it had no connection.
         since: when it was opened, as `time.time()`.
+        process: the id of its client's process, as that says; empty when it does not.
     """
 
     connections: int = 0
@@ -112,6 +113,7 @@ class Session(Client):
     )
     resumed_at: float = 0.0
     since: float = field(default_factory=time.time)
+    process: str = ""
 
     def __post_init__(self) -> None:
         self.values = SessionValues(self.principal)

@@ -89,7 +89,7 @@ class SessionRow:
 
     Attributes:
         principal: who it is.
-        process: its process id and machine, as it says itself; empty when unknown.
+        process: its process id, as it says itself; empty when unknown.
         since: when it connected first.
         connections: open ones.
         calls: those that were answered.

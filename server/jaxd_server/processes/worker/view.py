@@ -367,7 +367,7 @@ def _session_row(session: Session) -> dict[str, Any]:
     use = session.use
     row = SessionRow(
         session.principal,
-        "",
+        session.process,
         round(session.since, 3),
         session.connections,
         use.calls,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -210,3 +211,20 @@ def test_a_hostile_worker_does_not_fill_the_memory_of_its_host(
     worker.says.append(says(2, calls={"c0": None, "c9": {"function": "f"}}))
     assert shown(views).calls.keys() == {"c1", "c2", "c3", "c9"}
     assert views.journal._removed == {("calls", "c0"): None}
+
+
+def test_why_no_worker_starts_is_shown_in_one_line() -> None:
+    """Of all principals, or of one; what its output was may be hostile."""
+    one = FakeSupervisor(None)
+    assert [row.state for row in shown(_kept_by(one)).workers.values()] == ["starting"]
+    one.broken = "it ended:\n   \x1b[31mImportError"
+    (row,) = shown(_kept_by(one)).workers.values()
+    assert (row.state, row.why) == ("broken", "it ended: ?[31mImportError")
+    failed = [{"principal": "account:alice", "why": "it\nended"}]
+    (row,) = shown(_kept_by(failed=failed)).workers.values()
+    assert (row.state, row.principal, row.why) == ("broken", "account:alice", "it ended")
+
+
+def _kept_by(*supervisors: FakeSupervisor, failed: Sequence[Mapping[str, Any]] = ()) -> ServerViews:
+    supervised = [("", cast("Supervisor", one)) for one in supervisors]
+    return ServerViews(lambda: supervised, ServerRow, lambda: failed)
