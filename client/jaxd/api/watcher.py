@@ -56,9 +56,10 @@ class _Source(Protocol):
 class _ControlSocket:
     """News of the host of a server on this machine, which come also while its worker hangs."""
 
-    def __init__(self, address: Address, every_s: float) -> None:
+    def __init__(self, address: Address, every_s: float, closing: threading.Event) -> None:
         self._address = address
         self._every_s = every_s
+        self._closing = closing
         self._stream: ControlStream | None = None
 
     def receive(self, timeout_s: float) -> _Message | None:
@@ -66,10 +67,13 @@ class _ControlSocket:
             request = {"ask": "watch", "every_s": self._every_s}
             path = control_path(self._address)
             self._stream = open_stream(path, request, self._address.uid)
-        if self._stream is None:
+        stream = self._stream
+        if stream is None:
             raise NoServer(f"no server runs at {self._address}. Start one: jaxd start")
+        if self._closing.is_set():  # while it was opened
+            self.close()
         try:
-            line = self._stream.receive(timeout_s)
+            line = stream.receive(timeout_s)
         except ConnectionLost:
             self.close()
             raise
@@ -234,7 +238,7 @@ class Watch:
             JaxdError: when it does not answer.
         """
         if self.address.is_loopback:
-            host = _ControlSocket(self.address, self._every_s)
+            host = _ControlSocket(self.address, self._every_s, self._closing)
             try:
                 self._take(host.receive(_FIRST_S))
                 return True, host

@@ -327,6 +327,9 @@ EVENTS: Final[dict[str, Event]] = {
         "Arrays took the machine's memory and ended a worker: the next one takes fewer.",
         ("value_bytes", "held"),
     ),
+    "view_not_collected": Event(
+        "error", "What there is to see of a server could not be collected; logged once."
+    ),
     "vital_thread_ended": Event(
         "error",
         "A thread without which a process cannot work has ended, and so does that process.",

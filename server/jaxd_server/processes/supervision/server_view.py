@@ -27,7 +27,7 @@ from jaxd_protocol.messages.server_view import (
 from jaxd_server.processes.supervision.supervisor import Supervisor
 from jaxd_server.processes.supervision.untrusted_report import is_number
 from jaxd_server.processes.supervision.worker_process import ANSWER_TIMEOUT_S, WorkerProcess
-from jaxd_server.runtime.logs import MAX_EVENTS, recent_events
+from jaxd_server.runtime.logs import MAX_EVENTS, log_event, recent_events
 from jaxd_server.runtime.system_memory import resident_bytes
 from jaxd_server.runtime.view_journal import Journal, News, event_row
 
@@ -218,6 +218,7 @@ class ServerViews:
         self._periods: list[float] = []
         self._changed = asyncio.Event()
         self._announced = 0
+        self._has_failed = False
 
     async def refresh(self) -> None:
         """Collects what there is now; callers that come meanwhile share one collection."""
@@ -265,7 +266,12 @@ class ServerViews:
     async def _collect_on(self) -> None:
         """Collects as long as somebody watches, as often as the most impatient one wants."""
         while self._periods:
-            await self.refresh()
+            try:
+                await self.refresh()
+            except Exception:  # noqa: BLE001  the next time may do better, and others watch
+                if not self._has_failed:
+                    self._has_failed = True
+                    log_event("view_not_collected")
             if self.journal.sequence != self._announced:
                 self._announced = self.journal.sequence
                 self._changed.set()

@@ -10,6 +10,7 @@ import platform
 from typing import TYPE_CHECKING, Any, Final
 
 from jaxd_protocol.base.process import machine_id
+from jaxd_server.runtime.logs import log_event
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,6 +49,7 @@ class WorkerReport:
         self.is_short: Callable[[], bool] = lambda: False
         self._options = options
         self._counters = counters
+        self._has_failed_to_show = False
 
     def to_host(self) -> dict[str, Any]:
         """The status, with the entries that only the host may see."""
@@ -61,9 +63,14 @@ class WorkerReport:
     def view(self, since: int, source: str) -> dict[str, Any]:
         """What there is to see that is new, for the host; see `WorkerView.news`."""
         components = self.components
-        if components is None:
-            return {"change": {}, "source": source, "more": False}
-        return components.view.news(since, source)
+        if components is not None:
+            try:
+                return components.view.news(since, source)
+            except Exception:  # noqa: BLE001  nobody has to see a worker for it to work
+                if not self._has_failed_to_show:
+                    self._has_failed_to_show = True
+                    log_event("view_not_collected")
+        return {"change": {}, "source": source, "more": False}
 
     def welcome(self) -> dict[str, Any]:
         """The description of this worker that a client receives when it connects."""

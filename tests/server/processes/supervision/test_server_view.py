@@ -228,3 +228,28 @@ def test_why_no_worker_starts_is_shown_in_one_line() -> None:
 def _kept_by(*supervisors: FakeSupervisor, failed: Sequence[Mapping[str, Any]] = ()) -> ServerViews:
     supervised = [("", cast("Supervisor", one)) for one in supervisors]
     return ServerViews(lambda: supervised, ServerRow, lambda: failed)
+
+
+def test_a_failure_to_collect_does_not_end_what_others_watch() -> None:
+    """The next collection is as any other."""
+    worker = FakeWorker(says(1))
+    views = views_of(worker)
+    calls: list[int] = []
+
+    def describe() -> ServerRow:
+        calls.append(1)
+        if len(calls) < 3:
+            raise ZeroDivisionError
+        return ServerRow(pid=9)
+
+    async def watch() -> int:
+        changes = views.watch(0.01)
+        await anext(changes)
+        views._describe = describe
+        async for news in changes:
+            if "server" in news.change:
+                break
+        await changes.aclose()
+        return int(news.change["server"]["pid"])
+
+    assert asyncio.run(watch()) == 9

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.processes.worker.report import WorkerReport
@@ -50,3 +51,10 @@ def test_a_worker_is_told_of_by_who_asks(in_process_server: InProcessServer) -> 
     assert (welcome["epoch"], welcome["pid"]) == (3, os.getpid())
     assert "calls" not in welcome
     json.dumps([told, mine, info, welcome])
+
+
+def test_a_worker_that_cannot_be_shown_goes_on_working() -> None:
+    """Its host gets nothing new; an error there would end the worker."""
+    report = WorkerReport(ServerOptions(), Counters())
+    report.components = cast("Any", SimpleNamespace(view=None))
+    assert report.view(3, "s") == {"change": {}, "source": "s", "more": False}
