@@ -15,6 +15,7 @@ from socket import socket
 from typing import Any
 
 from jaxd_protocol import __version__
+from jaxd_protocol.base.terminal import printable
 from jaxd_protocol.messages.server_view import ServerRow
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import cache_root, control_path
@@ -138,7 +139,7 @@ class Host:
             listen,
             _stderr_file() or "",
             len(self._workers.quarantined()),
-            next((one for one in platforms if isinstance(one, str)), ""),
+            next((printable(one, 20) for one in platforms if isinstance(one, str)), ""),
         )
 
     def _describe(self) -> dict[str, Any]:
