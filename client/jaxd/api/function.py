@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     import jax
 
     from jaxd.api.nnx import NnxCall, NnxCalls
+    from jaxd.api.recording import CallProfile
     from jaxd.api.staging import Staging
     from jaxd.api.submission import StartedCall
     from jaxd.api.why import Why
@@ -442,6 +443,23 @@ class PersistentFunction(
         _, results, timeout_s, _, _ = binding.settings
         asked = call and call._replace(results=results, timeout_s=timeout_s)
         return Why.from_report({**report, "place": caller.placed(asked)})
+
+    @frames_hidden
+    def profile(self, *args: P.args, **kwargs: P.kwargs) -> CallProfile:
+        """Makes this call once, and says where its time goes, at both ends.
+
+        What stays on the server is waited for. The call is as any other: it may compile, and it
+        donates what it donates. Its result is `result` of what is returned. See docs/trace.md.
+
+        Raises:
+            BaseException, JaxdError: as a call.
+        """
+        from jaxd.api import put_get
+        from jaxd.api.recording import profiled
+
+        name = str(getattr(self, "__name__", "?"))
+        made = functools.partial(self, *args, **kwargs)
+        return profiled(made, name, self._binding.find_caller(), put_get.wait)
 
     @overload
     def warm(

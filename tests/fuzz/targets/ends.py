@@ -201,6 +201,9 @@ def _conversations() -> list[bytes]:
         _request("functions")
         + _request("recent", 3)
         + _request("recipes", "")
+        + _request("trace", b"name", "1.1")
+        + _request("traced", b"name")
+        + _request("profile", "begin", 1)
         + _request("forget"),
         _request("why", b"k" * 16, SKELETON, ("f", b"f" * 16, Options().to_bytes(), (), (), True)),
         _request("stages", "lower", b"k" * 16, SKELETON, b"", ()),

@@ -30,6 +30,8 @@ SERVICE_VERBS: Final[Mapping[str, tuple[_Types, ...]]] = {
     "report": ((),),
     "stages": ((bytes, bytes, str, str, bool),),
     "program": ((bytes, bytes, int),),
+    "profile": ((str, int),),
+    "traced": ((bytes,),),
 }
 """The same for `AdminService`, `Stages` and `offered_program` as well."""
 

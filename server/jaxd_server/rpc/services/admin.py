@@ -1,4 +1,4 @@
-"""Answers `functions`, `report`, `recipes`, `forget`, `why` and `recent`, for administrators.
+"""Answers `functions`, `report`, `recipes`, `forget`, `why`, `recent`, `profile`: administrators.
 
 All of them read files or build something, so they are not for a thread that others wait for.
 """
@@ -8,13 +8,16 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from jaxd_protocol.errors import NotPermitted, ProtocolError
 from jaxd_protocol.jit.options import function_key
 from jaxd_protocol.messages.recipes import dump_recipes
 from jaxd_server.execution.call import Reply
 from jaxd_server.execution.pipeline import Pipeline
+from jaxd_server.jax_compat.profiler import Profiler
 from jaxd_server.rpc.services.inventory import inventory, report
 from jaxd_server.rpc.services.recipes import Recorder
 from jaxd_server.rpc.services.why import why
+from jaxd_server.runtime.call_trace import clock
 
 
 class AdminService:
@@ -27,12 +30,13 @@ class AdminService:
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self._recorder = Recorder(pipeline)
+        self._profiler = Profiler()
 
     def answer(self, verb: str, args: tuple[Any, ...], principal: str = "") -> Reply:
         """Answers a request; those about builds also while the server drains.
 
         Args:
-            verb: `functions`, `report`, `recipes`, `forget`, `why` or `recent`.
+            verb: one of those above.
             args: see `jaxd_protocol.messages.calls`.
             principal: of the client, which may not see everything.
 
@@ -46,12 +50,30 @@ class AdminService:
         if verb == "why":
             key, skeleton, message = args
             return json.dumps(why(self._pipeline, key, skeleton, message, principal)), ()
+        if verb == "profile":
+            return self._profile(principal, *args)
         with self._pipeline.operation(f"({verb})"):
             if verb == "functions":
                 return json.dumps(inventory(self._pipeline, principal)), ()
             if verb == "report":
                 return json.dumps(report(self._pipeline, principal).to_dict()), ()
             return (self._recipes if verb == "recipes" else self._forget)(principal, *args)
+
+    def _profile(self, principal: str, action: str, seconds: int) -> Reply:
+        """Starts a profile of the whole worker, or ends it and sends its files."""
+        if not self._pipeline.build_log.known_functions.is_owner(principal):
+            raise NotPermitted(
+                "a profile shows what all clients of the server run, so it is made only for the "
+                "user who runs the server. Ask them for it: jaxd profile"
+            )
+        if action == "start":
+            self._profiler.start(seconds)
+            return json.dumps(clock()), ()
+        if action != "stop":
+            raise ProtocolError(f"a profile is started or stopped; {action!r} is neither.")
+        files = self._profiler.stop()
+        report = {"files": [file.name for file in files]}
+        return (json.dumps(report),), [memoryview(file.data) for file in files]
 
     def _recipes(self, principal: str, mark: str) -> Reply:
         now = self._recorder.mark()
