@@ -18,6 +18,7 @@ import pytest
 from jaxd import Client, connect
 from jaxd.errors import Busy, ConfigurationError, NotPermitted
 from jaxd_protocol.network.accounts import add_account, remove_account
+from tests.another_server import own_server_needed
 from tests.end_to_end.unchanged import run
 from tests.live_server import LiveServer
 from tests.traces import Event, faults, names, read_trace
@@ -164,8 +165,8 @@ def test_other_kinds_of_calls_are_traced(trace: Trace) -> None:
 
 def test_more_calls_than_the_server_keeps(trace: Trace) -> None:
     """It is asked for its part from time to time."""
-    events, _ = trace("for _ in range(1200): traced_step(x)")
-    assert len(slices(events, "traced_step")) == len(slices(events, "call traced_step")) == 1200
+    events, _ = trace("for _ in range(2000): traced_step(x)")
+    assert len(slices(events, "traced_step")) == len(slices(events, "call traced_step")) == 2000
 
 
 def test_a_program_that_gives_functions_to_jit(trace: Trace, live: LiveServer) -> None:
@@ -202,6 +203,22 @@ def test_a_builder_has_a_process_of_its_own(
     assert names(events, "builder") >= {"trace", "lower", "compile"}
     assert "compile" not in names(events, "server")
     assert len({event["pid"] for event in events}) == 3
+
+
+@pytest.mark.slow
+def test_a_server_that_the_program_starts_is_not_told_to_record(
+    runtime: Path, tmp_path: Path
+) -> None:
+    """Its functions may import the client, and it outlives the folder of the trace."""
+    own_server_needed()
+    (tmp_path / "program.py").write_text(f"{HEAD}traced_step(x)")
+    try:
+        run((*JAXD, "trace", "--", sys.executable, "program.py", "once"), os.environ, tmp_path)
+        events = read_trace(tmp_path / "jaxd-trace.json")
+        (worker,) = {event["pid"] for event in events if event.get("cat") == "server"}
+        assert b"JAXD_TRACE" not in Path(f"/proc/{worker}/environ").read_bytes()
+    finally:
+        run((*JAXD, "stop"), os.environ, tmp_path)
 
 
 def test_a_trace_of_nothing_says_what_to_do(trace: Trace, tmp_path: Path) -> None:
