@@ -102,9 +102,8 @@ def _of_submission(submission: Any, *_: Any) -> dict[str, Any]:
 
 
 def _of_message(connection: Any, number: int, verb: str, *_: Any) -> dict[str, Any]:
-    if verb != "call":
-        return {"verb": verb}
-    return {"number": number, "connection": _labels.get(connection, "")}
+    about = {"number": number, "connection": _labels.get(connection, "")}
+    return about if verb == "call" else {**about, "verb": verb}
 
 
 def _of_reply(reader: Any, number: int, *_: Any) -> dict[str, Any]:
@@ -500,10 +499,13 @@ class OneCall:
                     break
             with unrecorded():
                 follow(connection, others[-1].name if others else b"", _labels.get(connection, ""))
+        sent = [span.about for span in self.spans if span.name == "send"]
+        own = {(about["connection"], about["number"]) for about in sent}
         return [
             Span(name, thread, started - offset, ended - offset, about)
-            for label, _, name, started, ended, thread, about in self._rows
+            for label, number, name, started, ended, thread, about in self._rows
             for offset in (self._offset_ns.get(label, 0),)
+            if (label, number) in own  # and no other thread's
         ]
 
     def told(self, found: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from importlib import import_module
@@ -227,6 +228,20 @@ def recorder() -> Iterator[Callable[[], OneCall]]:
     yield begin
     for each in begun:
         recording._end(each)
+
+
+def test_what_other_threads_call_is_not_in_a_profile(
+    client: Client, recorder: Callable[[], OneCall]
+) -> None:
+    """Neither here nor on the server, though the connection is the same."""
+    function = client.persistent_call(step)
+    function(1.0)
+    mine = recorder()
+    recording._follow_all(client.caller.session, client.caller.session.connection())
+    other = threading.Thread(target=function, args=(1.0,))
+    other.start()
+    other.join()
+    assert mine.spans == mine.server_spans() == []
 
 
 def test_two_may_look_at_once(client: Client, recorder: Callable[[], OneCall]) -> None:

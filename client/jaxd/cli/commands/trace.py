@@ -369,7 +369,8 @@ def _note_end(ends: dict[Any, Any], one: Slice, event: dict[str, Any]) -> None:
     """Remembers the event, if the arrow of a call has an end there."""
     kind = "call" if one.row.startswith(_CALLS_ROW) else one.name
     at_server = one.process.startswith("server ")
-    if one.about.get("connection") and kind in _ENDS and at_server == (kind == "call"):
+    is_end = kind in _ENDS and at_server == (kind == "call")
+    if is_end and one.about.get("connection") and "verb" not in one.about:
         request = _Request(one.about["connection"], one.about["number"])
         ends.setdefault(request, {}).setdefault(kind, event)
 
