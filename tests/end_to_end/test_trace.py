@@ -5,9 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from jaxd import Client, connect
+from jaxd.cli.__main__ import main
 from jaxd.errors import Busy, ConfigurationError, NotPermitted
 from jaxd_protocol.network.accounts import add_account, remove_account
 from tests.another_server import own_server_needed
@@ -233,30 +234,36 @@ def test_a_trace_of_nothing_says_what_to_do(trace: Trace, tmp_path: Path) -> Non
 
 def test_a_profile_is_what_xprof_reads(live: LiveServer, client: Client, tmp_path: Path) -> None:
     """While the command waits, clients go on; their programs are in the files that it writes."""
-    command = (*JAXD, "profile", "--seconds", "30", "-o", "out", "--json")
+    command = (*JAXD, "profile", "--seconds", "1", "-o", "out", "--json")
     profiling = subprocess.Popen(
         command, env=live.environment, cwd=tmp_path, stdout=subprocess.PIPE, text=True
     )
     step = client.persistent_call(lambda x: x * 3)
-    try:
-        while True:  # until the server says that one is being made
-            try:
-                client.caller.session.ask("profile", "start", 30)
-            except Busy:
-                break
-            client.caller.session.request("profile", ("stop", 0))
-        for _ in range(20):
-            step(np.ones(3, np.float32))
-        profiling.send_signal(signal.SIGINT)
-        report = json.loads(profiling.communicate()[0])
-    finally:
-        profiling.kill()
-        profiling.wait()
+    while profiling.poll() is None:
+        step(np.ones(3, np.float32))
+    report = json.loads(profiling.communicate()[0])
     (xplane,) = [path for path in report["files"] if path.endswith(".xplane.pb")]
     assert xplane.startswith("out/plugins/profile/")
     assert b"jaxd clock" in (tmp_path / xplane).read_bytes()
     (events,) = [path for path in report["files"] if path.endswith(".trace.json.gz")]
-    assert json.loads(gzip.decompress((tmp_path / events).read_bytes()))["traceEvents"]
+    written = json.loads(gzip.decompress((tmp_path / events).read_bytes()))["traceEvents"]
+    assert [e for e in written if "lambda" in str(e.get("name"))]
+
+
+def test_ctrl_c_ends_a_profile_earlier(
+    live: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what was recorded until then is written; meanwhile there is no other one."""
+
+    def interrupted(_: float) -> None:
+        with connect(live.unix) as other, pytest.raises(Busy):
+            other.caller.session.ask("profile", "start", 1)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", interrupted)
+    words = ["profile", "--server", live.unix, "--seconds", "300", "-o", str(tmp_path / "out")]
+    assert main(words) == 0
+    assert list(tmp_path.glob("out/plugins/profile/*/*.xplane.pb"))
 
 
 def test_a_profile_is_made_for_the_servers_own_user(live: LiveServer) -> None:
