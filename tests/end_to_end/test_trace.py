@@ -253,7 +253,7 @@ def test_a_profile_is_what_xprof_reads(live: LiveServer, client: Client, tmp_pat
 def test_ctrl_c_ends_a_profile_earlier(
     live: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And what was recorded until then is written; meanwhile there is no other one."""
+    """What was recorded until then is written; there is no other one meanwhile. It is logged."""
 
     def interrupted(_: float) -> None:
         with connect(live.unix) as other, pytest.raises(Busy):
@@ -264,6 +264,7 @@ def test_ctrl_c_ends_a_profile_earlier(
     words = ["profile", "--server", live.unix, "--seconds", "300", "-o", str(tmp_path / "out")]
     assert main(words) == 0
     assert list(tmp_path.glob("out/plugins/profile/*/*.xplane.pb"))
+    live.wait_for("profile_started", principal=f"uid:{os.getuid()}")
 
 
 def test_a_profile_is_made_for_the_servers_own_user(live: LiveServer) -> None:

@@ -245,6 +245,9 @@ EVENTS: Final[dict[str, Event]] = {
     "processes_not_ended": Event(
         "error", "Processes of a revoked account are still there.", ("principal", "user", "why")
     ),
+    "profile_started": Event(
+        "info", "A profile of jax and XLA in the worker was started.", ("principal",)
+    ),
     "program_broken": Event(
         "warning", "A program cannot be run: it is dropped and made again.", ("function", "reason")
     ),

@@ -18,6 +18,7 @@ from jaxd_server.rpc.services.inventory import inventory, report
 from jaxd_server.rpc.services.recipes import Recorder
 from jaxd_server.rpc.services.why import why
 from jaxd_server.runtime.call_trace import clock
+from jaxd_server.runtime.logs import log_event
 
 
 class AdminService:
@@ -68,6 +69,7 @@ class AdminService:
             )
         if action == "start":
             self._profiler.start(seconds)
+            log_event("profile_started", principal=principal or None)
             return json.dumps(clock()), ()
         if action != "stop":
             raise ProtocolError(f"a profile is started or stopped; {action!r} is neither.")
