@@ -21,7 +21,7 @@ from jaxd.errors import Busy, ConfigurationError, NotPermitted
 from jaxd_protocol.network.accounts import add_account, remove_account
 from tests.another_server import own_server_needed
 from tests.end_to_end.unchanged import run
-from tests.live_server import LiveServer
+from tests.live_server import TOKEN, LiveServer
 from tests.traces import Event, faults, names, read_trace
 
 pytestmark = pytest.mark.timeout(120)
@@ -105,6 +105,14 @@ def test_a_program_that_ends_in_any_way_leaves_a_trace(how: str, trace: Trace) -
     events, ended = trace(program)
     assert ended.returncode == code, ended.stderr
     assert len(slices(events, "call traced_step")) == len(slices(events, "traced_step")) == 1
+
+
+def test_a_server_that_is_named_is_asked_where_it_is(trace: Trace, live: LiveServer) -> None:
+    """Over TLS, with the token of the environment, which is in no file; also at the end."""
+    events, _ = trace("traced_step(x); os.kill(os.getpid(), 9)", "--server", live.tls)
+    assert len(slices(events, "traced_step")) == 1
+    assert "127.0.0.1" in json.dumps(events)
+    assert TOKEN not in json.dumps(events)
 
 
 def test_a_call_in_which_a_program_dies_is_in_the_trace(trace: Trace) -> None:
