@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from jaxd.cli.__main__ import main
-from jaxd.cli.commands.trace import Recording, _profile_files, _xla_events
+from jaxd.cli.commands.trace import Recording, _profile_files, _write, _xla_events
 from jaxd_protocol.errors import ProtocolError
 from tests.traces import faults, names
 
@@ -137,6 +137,15 @@ def test_the_events_of_xla_are_on_the_same_clock() -> None:
     del events[1]
     with pytest.raises(ValueError, match="when it began"):
         _xla_events(gzip.compress(json.dumps({"traceEvents": events}).encode()))
+
+
+def test_a_name_that_ends_in_gz_is_compressed(tmp_path: Path) -> None:
+    """Perfetto reads both."""
+    trace: dict[str, Any] = {"traceEvents": []}
+    for name in ("t.json", "t.json.gz"):
+        _write(str(tmp_path / name), trace)
+    packed = (tmp_path / "t.json.gz").read_bytes()
+    assert gzip.decompress(packed) == (tmp_path / "t.json").read_bytes() == b'{"traceEvents":[]}'
 
 
 @pytest.mark.parametrize(
