@@ -354,6 +354,9 @@ EVENTS: Final[dict[str, Event]] = {
     "worker_given_up": Event(
         "warning", "The worker of a principal does not start.", ("principal", "reason")
     ),
+    "worker_lost": Event(
+        "warning", "A worker has ended that nothing had asked to.", ("pid", "principal", "how")
+    ),
     "worker_not_reached": Event(
         "info", "The gateway could not hand a client over to its worker.", ("principal", "reason")
     ),
