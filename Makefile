@@ -203,7 +203,7 @@ $(VENV)/.made:
 
 # The environment for development holds all that the demo needs, so it counts as both.
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.made
-	@echo 'installing jaxd[$(EXTRAS)] into $(VENV) (once) ...'
+	@echo 'installing jaxd[$(EXTRAS)] into $(VENV) (once; one to three minutes) ...'
 	@$(pip) -e '.[$(EXTRAS)]'
 	@touch $(VENV)/.demo $@
 
@@ -224,6 +224,6 @@ $(VENV)/.audit: $(VENV)/.made pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/.made
-	@echo 'installing jaxd[server,demo] into $(VENV) (once) ...'
+	@echo 'installing jaxd[server,demo] into $(VENV) (once; one to three minutes) ...'
 	@$(pip) -e '.[server,demo]'
 	@touch $@

@@ -303,9 +303,9 @@ def test_the_map_in_architecture_md_is_that_of_the_tree() -> None:
     assert section.count("```text") == architecture_map().count("```text")
 
 
-def test_every_class_and_path_in_architecture_md_exists() -> None:
-    """What is renamed or moved is found on the page."""
-    page = (ROOT / "ARCHITECTURE.md").read_text()
+def test_every_class_and_path_on_the_pages_on_architecture_exists() -> None:
+    """What is renamed or moved is found on these pages."""
+    page = "".join((ROOT / name).read_text() for name in ("ARCHITECTURE.md", "docs/internals.md"))
     words = set(re.findall(r"`([\w./]+)`", page))
     classes = {
         node.name

@@ -21,6 +21,7 @@ def main(argv: Sequence[str] | None = None, worker_command: Sequence[str] = WORK
     """
     # inherited from a program whose `jax.jit` is served; that of a server is jax's own
     os.environ.pop("JAXD", None)
+    os.environ.pop("JAXD_TRACE", None)  # whose functions may import the client
     try:
         options = ready_for_tls(parse_arguments(argv))
         logs.configure(options.log_format, "host")

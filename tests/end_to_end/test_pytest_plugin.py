@@ -189,6 +189,16 @@ def test_a_server_that_is_not_there_is_an_error_of_usage(
     assert "unix:///nowhere/s.sock" in done.stderr + done.stdout
 
 
+@pytest.mark.parametrize("options", [["--jaxd-verify"], ["--jaxd-server", "unix:///s.sock"]])
+def test_an_option_of_a_served_run_needs_one(
+    environment: Environment, suite: Path, options: list[str]
+) -> None:
+    """Else a run would look verified that was not."""
+    done = run_pytest(environment, suite, *options)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "need --jaxd" in done.stderr + done.stdout
+
+
 @pytest.mark.slow
 def test_coverage_sees_what_is_jitted(environment: Environment, suite: Path) -> None:
     """What a tool looks at runs here, and is counted."""

@@ -293,6 +293,9 @@ class HostileClient:
     def _mark(self, verb: str) -> tuple[tuple[Any, ...], Sequence[bytes]]:
         return (self._rng.choice(("", self._draws.text())),), ()
 
+    def _trace(self, verb: str) -> tuple[tuple[Any, ...], Sequence[bytes]]:
+        return (self._draws.bytes(), self._draws.text()), ()
+
     def _forget(self, verb: str) -> tuple[tuple[Any, ...], Sequence[bytes]]:
         return (self._draws.bytes(),), ()
 
@@ -323,6 +326,8 @@ VERBS: Final[Mapping[str, tuple[float, _Ask]]] = {
     "devices": (2, HostileClient._nothing),
     "recent": (2, HostileClient._number),
     "functions": (2, HostileClient._nothing),
+    "trace": (2, HostileClient._trace),
+    "traced": (2, HostileClient._forget),
     "recipes": (2, HostileClient._mark),
     "forget": (2, HostileClient._forget),
     "view": (2, HostileClient._any),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
@@ -259,3 +260,9 @@ def _jit_options(function: Callable[..., Any], given: CallOptions) -> Options:
         ) from error
     check_arguments(function, options)
     return options
+
+
+if "JAXD_TRACE" in os.environ:  # `jaxd trace` has started this process, or one before it
+    from jaxd.api.recording import begin
+
+    begin()

@@ -35,12 +35,13 @@ if TYPE_CHECKING:
 
     import jax
 
-    from jaxd.api.nnx import NnxCall, NnxCalls
+    from jaxd.api.recording import CallProfile
     from jaxd.api.staging import Staging
     from jaxd.api.submission import StartedCall
     from jaxd.api.why import Why
     from jaxd.dispatch.warm import Warmed
     from jaxd.request.function_snapshot import FunctionSpec
+    from jaxd.request.nnx import NnxCall, NnxCalls
     from jaxd.tracing.fallback import Fallback, LocalRun
     from jaxd.tracing.inline import InlineFunction
 
@@ -443,6 +444,23 @@ class PersistentFunction(
         asked = call and call._replace(results=results, timeout_s=timeout_s)
         return Why.from_report({**report, "place": caller.placed(asked)})
 
+    @frames_hidden
+    def profile(self, *args: P.args, **kwargs: P.kwargs) -> CallProfile:
+        """Makes this call once, and says where its time goes, at both ends.
+
+        What stays on the server is waited for. The call is as any other: it may compile, and it
+        donates what it donates. Its result is `result` of what is returned. See docs/trace.md.
+
+        Raises:
+            BaseException, JaxdError: as a call.
+        """
+        from jaxd.api import put_get
+        from jaxd.api.recording import profiled
+
+        name = str(getattr(self, "__name__", "?"))
+        made = functools.partial(self, *args, **kwargs)
+        return profiled(made, name, self._binding.find_caller(), put_get.wait)
+
     @overload
     def warm(
         self, *args: Any, over: Mapping[str, Iterable[int]], **kwargs: Any
@@ -726,7 +744,7 @@ class PersistentFunction(
         if self._is_derived:
             return None  # its changes are part of its result
         if self._nnx is None:
-            from jaxd.api.nnx import NnxCalls
+            from jaxd.request.nnx import NnxCalls
             from jaxd_protocol.jit.static_args import infer_static_args
 
             statics = infer_static_args(self.__wrapped__, self._binding.options)

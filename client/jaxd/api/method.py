@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     import jax
 
+    from jaxd.api.recording import CallProfile
     from jaxd.api.staging import Staging
     from jaxd.api.why import Why
     from jaxd.dispatch.warm import Warmed
@@ -39,6 +40,7 @@ class Unbound(Protocol):
     call_async: Callable[..., Awaitable[Any]]
     map: Callable[..., Iterator[Any]]
     on: Callable[..., Callable[..., Any]]
+    profile: Callable[..., CallProfile]
     remote: Callable[..., Any]
     submit: Callable[..., Future[Any]]
     _transformed: Callable[..., Callable[..., Any]]
@@ -123,6 +125,10 @@ class PersistentMethod(
 
         given = self.args if is_valid_call(self.__wrapped__, args, kwargs) else ()
         return self._unbound().why(*given, *args, **kwargs)
+
+    def profile(self, *args: P.args, **kwargs: P.kwargs) -> CallProfile:
+        """As `PersistentFunction.profile`."""
+        return self._unbound().profile(*self.args, *args, **kwargs)
 
     @overload
     def warm(

@@ -20,6 +20,7 @@ from jaxd.cli.commands import (
     run,
     status,
     token,
+    trace,
     warm,
     why,
 )
@@ -101,6 +102,8 @@ _GROUPS: dict[str, dict[str, Command | Forwarded]] = {
         "functions": functions,
         "why": why,
         "report": report,
+        "trace": trace,
+        "profile": trace.Profile(),
         "logs": logs,
         "values": memory.Values(),
         "devices": memory.Devices(),
@@ -131,8 +134,10 @@ _COMMANDS: dict[str, Command | Forwarded] = {
 }
 
 _ALIASES = {"-h": "help", "--help": "help", "-V": "version", "--version": "version"}
-_QUERIES = {"status", "restart", "why", "report", "functions", "values", "devices", "logs"}
-_WITH_PROGRAM = (["warm"], ["verify"])
+_QUERIES = {
+    *("status", "restart", "why", "report", "functions", "values", "devices", "logs", "profile")
+}
+_WITH_PROGRAM = (["warm"], ["verify"], ["trace"])
 _FAILED, _NO_SERVER, _INTERRUPTED = 1, 3, 130
 
 _DESCRIPTION = "A warm JAX, one function call away."
@@ -143,6 +148,7 @@ examples:
   jaxd status --json    what the server has compiled and answered
   jaxd why --recent     what was compiled last, and why
   jaxd report           what was saved, and what was compiled needlessly
+  jaxd trace -- python train.py   where the time goes, as a trace for Perfetto
   jaxd warm warm.lock   build ahead what was recorded
   jaxd serve --help     listen elsewhere, with a token
 """
@@ -153,9 +159,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         0 done, 1 failed, 3 no server runs (`status`, `restart`, `why`, `functions`, `values`,
-        `devices`, `logs`, `report`),
-        130 after Ctrl-C; `warm --record` and `verify`: that of the program that it runs, and of
-        `verify` 3 when it found a mismatch.
+        `devices`, `logs`, `report`, `profile`),
+        130 after Ctrl-C; `warm --record`, `verify` and `trace`: that of the program that they run,
+        and of `verify` 3 when it found a mismatch.
 
     Raises:
         SystemExit: with 2 after a usage error, with 0 after the `--help` of a command.

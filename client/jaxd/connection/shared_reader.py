@@ -88,6 +88,9 @@ def _of_one_waiter(error: Exception) -> Exception:
     return own
 
 
+_MAX_EXIT_S: Final = 5.0
+"""A process that exits waits so long at most for a reply that is being decoded."""
+
 _READ_AHEAD_S: Final = 0.05
 """A reply to a request that was sent ahead is read after so long, if its caller does not."""
 
@@ -106,6 +109,10 @@ class Dispatcher(Protocol):
 
     def shut(self) -> None:
         """Ends it at once."""
+
+
+class _ProcessExits(Exception):
+    """The background thread dispatches nothing more: the message stays for another thread."""
 
 
 class SharedReader:
@@ -130,6 +137,7 @@ class SharedReader:
         self._first_error: Exception | None = None
         self._unawaited = 0  # requests whose reply no thread waits for
         self._ahead = 0  # those whose reply a thread waits for later
+        self._is_exiting = False
         self._background_reader = BackgroundReader(self)
         self._adaptive_wait = AdaptiveWait(channel.stream.readiness())
         self.after_fork()
@@ -138,6 +146,7 @@ class SharedReader:
         """In the child of a fork: the parent's requests are none of the child's business."""
         self.pending: dict[int, PendingReply] = {}
         self._lock = threading.Lock()  # guards _is_reading, _unawaited and the entries of pending
+        self._dispatch_gate = threading.Lock()  # held by its own thread while it dispatches
 
     @property
     def alive(self) -> bool:
@@ -147,6 +156,16 @@ class SharedReader:
     def stop(self) -> None:
         """The connection has ended: so does the thread of its own."""
         self._background_reader.stop()
+
+    def stop_at_exit(self) -> None:
+        """The process ends: its own thread finishes the reply that it decodes, and begins no other.
+
+        A thread that the interpreter ends while it is inside of jax aborts the process. Threads
+        that wait for a reply still read it.
+        """
+        self._is_exiting = True
+        if self._dispatch_gate.acquire(timeout=_MAX_EXIT_S):
+            self._dispatch_gate.release()
 
     def wait(self, pending: PendingReply, deadline: float | None) -> None:
         """Returns when a request has its reply, or the connection has ended.
@@ -184,13 +203,20 @@ class SharedReader:
                         pending.waiter_locks.remove(gate)
                 self._pass_reading_on(leading)
 
-    def _read_until(self, enough: Callable[[], bool], deadline: float | None = None) -> bool:
+    def _read_until(
+        self,
+        enough: Callable[[], bool],
+        deadline: float | None = None,
+        *,
+        in_background: bool = False,
+    ) -> bool:
         """Reads and dispatches for everybody; the connection's end is dispatched as well.
 
         Returns:
             Whether this thread is still in charge of reading; see `_yield_reading`.
         """
         reader = self._channel.reader
+        dispatch = self._dispatch_in_background if in_background else self._connection.dispatch
         me = self._reader_thread = threading.get_ident()
         turn = self._generation
         try:
@@ -202,7 +228,7 @@ class SharedReader:
                 frame = reader.peek() if deadline is None else self._peek_until(deadline)
                 try:
                     self._is_dispatching = True
-                    self._connection.dispatch(frame)
+                    dispatch(frame)
                 finally:
                     self._is_dispatching = False
                 if turn != self._generation:
@@ -210,11 +236,17 @@ class SharedReader:
                 reader.advance()
         except JaxdError as error:  # first: some of them are OSErrors as well
             self.fail_all(error)
-        except TimeoutError:
+        except (TimeoutError, _ProcessExits):
             pass  # the rest of a message does not come in time; it may still come
         except (EOFError, OSError) as error:
             self.fail_all(ConnectionLost(CONNECTION_LOST_TEXT), error)
         return self._reader_thread == me and turn == self._generation
+
+    def _dispatch_in_background(self, frame: Frame) -> None:
+        with self._dispatch_gate:
+            if self._is_exiting:
+                raise _ProcessExits
+            self._connection.dispatch(frame)
 
     def _peek_until(self, deadline: float) -> Frame:
         """The next message; raises `TimeoutError` when it is not whole at the deadline."""
@@ -263,7 +295,7 @@ class SharedReader:
             Busy: when the system has no thread for it.
         """
         with self._lock:
-            if not self._is_reading:
+            if not self._is_reading and not self._is_exiting:
                 self._background_reader.request_read()
 
     @contextmanager
@@ -287,19 +319,21 @@ class SharedReader:
             After how many seconds to look for more of these; None: when it is asked to.
         """
         if self._unawaited:
-            self._read_unless_reading(lambda: not self._unawaited)
+            self._read_unless_reading(lambda: not self._unawaited, in_background=True)
         elif self._ahead:
-            self.read_available()
+            self.read_available(in_background=True)
         return _READ_AHEAD_S if self._ahead else None
 
-    def _read_unless_reading(self, enough: Callable[[], bool]) -> None:
+    def _read_unless_reading(
+        self, enough: Callable[[], bool], *, in_background: bool = False
+    ) -> None:
         with self._lock:
             if self._is_reading:
                 return  # that reader will hand on
             self._is_reading = True
         leading = True
         try:
-            leading = self._read_until(enough)
+            leading = self._read_until(enough, in_background=in_background)
         finally:
             self._pass_reading_on(leading)
 
@@ -351,10 +385,12 @@ class SharedReader:
                 self._ahead -= 1
             return found
 
-    def read_available(self) -> None:
+    def read_available(self, *, in_background: bool = False) -> None:
         """Reads replies that have arrived, unless another thread reads."""
         if self.pending:
-            self._read_unless_reading(lambda: not self._channel.poll(0))
+            self._read_unless_reading(
+                lambda: not self._channel.poll(0), in_background=in_background
+            )
 
     def finish(self, seq: int, pending: PendingReply) -> None:
         """Completes a request and notifies its waiters."""

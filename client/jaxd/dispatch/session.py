@@ -181,6 +181,9 @@ class Session:
 
     def notify_exit(self) -> None:
         """Notifies the server that this process exits: its values can be released."""
+        current = self._current
+        if current is not None:
+            current.connection.shared_reader.stop_at_exit()
         if self.store is not None:
             self._report_fallbacks()
             if self.keeps_use:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import operator
+import re
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from jaxd.interop.jax_runtime import encode_jax, loaded_jax, to_jax, to_jax_keys
 from jaxd.interop.lazy_array import LazyArray
@@ -112,12 +113,22 @@ class _Keys(NamedTuple):
     dtype: Any
 
 
+_KEY_NUMBERS: Final = {"threefry2x32": 2, "rbg": 4, "unsafe_rbg": 4}
+"""The generators of jax, each with how many numbers of 32 bits a key has."""
+
+_KEY_NAME: Final = re.compile(rf"key<({'|'.join(_KEY_NUMBERS)})>")
+"""The dtype of keys as `f.eval_shape` names it in a process without jax."""
+
+
 def _keys_of(spec: Any) -> _Keys | None:
     """What is behind a spec of typed PRNG keys; None for any other.
 
     Raises:
         TracerError: when it is a tracer.
     """
+    named = _KEY_NAME.fullmatch(spec.dtype) if type(spec.dtype) is str else None
+    if named is not None:
+        return _Keys(named[1], (*_shape_of(spec), _KEY_NUMBERS[named[1]]), _numpy_dtype("uint32"))
     jax = loaded_jax()
     if jax is None:
         return None

@@ -505,7 +505,7 @@ class HereCaller(Caller):
         if isinstance(found, str):
             return f"server: {found}"
         if local is None or call is None or found is None:
-            return "here: once calls have waited for the server as long as loading a program takes"
+            return "server for now: here, once calls have waited as long as loading a program takes"
         unfit = f"; {_UNFIT}" if call.skeleton in local.unfit else ""
         return f"here: its program is loaded in this process{unfit}"
 
@@ -514,7 +514,7 @@ class HereCaller(Caller):
         if call.results not in ("auto", "jax"):
             return f"results={call.results!r}"
         if call.timeout_s is not None:
-            return "timeout_s, which jax does not have"
+            return "it has timeout_s, which a call of jax.jit cannot have"
         if Options.from_bytes(call.spec.options).config != current_config():
             return "its function has settings of jax of its own (config=)"
         return None

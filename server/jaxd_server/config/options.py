@@ -367,7 +367,10 @@ class ServerOptions:
         more=", kept by their content so that they need not be sent again",
     )
     idle_timeout_s: float = _lifetime(
-        _SECONDS, "stop after this long without connections and calls", default=0.0, shown="never"
+        _SECONDS,
+        "stop after this long without connections and calls",
+        default=0.0,
+        shown="never; 3600 for a server that a first call started",
     )
     rest_after_s: float | None = _lifetime(
         _SECONDS,

@@ -24,6 +24,7 @@ from jaxd_server.codec.results import pack_result
 from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.functions.table import FunctionSource
 from jaxd_server.execution.admission import Operation
+from jaxd_server.runtime.call_trace import CallTrace
 from jaxd_server.runtime.counters import Counts, SessionUse
 from jaxd_server.runtime.events import SILENT, Emit
 from jaxd_server.values.references import Given, ReferencedData
@@ -99,6 +100,7 @@ class Call(Operation):
         nbytes: bytes of the call budget that its message holds.
         phase: how far it has come, as its failure says; see `FailureOrigin`.
         id: its name in the log and in the error of its client; see `identify`.
+        trace: records its stages; None: nobody looks.
     """
 
     key: bytes
@@ -127,12 +129,25 @@ class Call(Operation):
     nbytes: int = 0
     phase: str = ""
     id: str = ""
+    trace: CallTrace | None = None
     _rows: list[DataLocation] | None = field(default=None, repr=False)
 
     def identify(self) -> str:
         """Its id, made when it is needed first: no warm call that succeeds needs one."""
         self.id = self.id or f"c{os.urandom(4).hex()}"
         return self.id
+
+    def stage(self, name: str) -> None:
+        """It is busy with this now, if somebody looks; for calls that are not warm."""
+        if self.trace is not None:
+            self.trace.stage(name)
+
+    def end_trace(self) -> None:
+        """Its reply is made; of a call that is traced."""
+        if self.trace is not None:
+            error = self.cancel_token.error
+            cancelled = type(error).__name__ if error else ""
+            self.trace.end(function=self.name, id=self.id, phase=self.phase, cancelled=cancelled)
 
     def rows(self, layout: Layout) -> list[DataLocation]:
         """Where the data lies that is not in the message.

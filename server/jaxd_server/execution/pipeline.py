@@ -223,13 +223,18 @@ class Pipeline:
         return self.cancelled_reply(run.call)
 
     def _warm(self, call: Call, plan: Plan, executable: Executable) -> Finish:
+        trace = call.trace
         call.name = executable.name
         self.admission.acquire(call)
         try:
+            if trace is not None:
+                trace.stage("arguments")
             if self._are_several:
                 leaves = _placed_leaves(call, plan, executable)
             else:
                 leaves = plan.arrange(call.leaves(plan.layout, plan.donated))
+            if trace is not None:
+                trace.stage("run")
             finish = self._started(Run(call, executable, leaves), self._count_hit)
             executable.record_start_time(time.monotonic() - call.started)
             return finish
@@ -302,7 +307,9 @@ class Pipeline:
             before: takes what this call has made, when its function turns out to be another one.
         """
         call.phase = "building"
+        call.stage("function")
         function = self._function(call)
+        call.stage("arguments")
         call.device = self._devices.of(function.options.device, call.session.device)
         layout = self.executables.layout(call.key, call.skeleton, call.session.device)
         donated = donated_leaves(layout, function.options, function.parameters)
@@ -346,6 +353,7 @@ class Pipeline:
         call.cancel_token.set_phase("running")
         call.cancel_token.check()
         run = Run(call, executable, leaves_of(dynamic(arguments, function.statics)))
+        call.stage("run")
         return self._started(run, partial(self._count_cold, hits=0 if made else 1))
 
     def _count_cold(self, run: Run, seconds: float, hits: int) -> None:

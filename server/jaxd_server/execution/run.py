@@ -169,6 +169,9 @@ class Run:
         Raises:
             Exception: what jax raises when the computation failed.
         """
+        if self.call.trace is not None:
+            self._wait()  # to tell the device from the encoding
+            self.call.trace.stage("encode")
         value, buffers = self._delivered()
         self.leaves = ()  # free from now on, not only when a slow client has read the reply
         if self.call.not_kept:

@@ -35,6 +35,7 @@ from jaxd_server.rpc.inflight_calls import InflightCall, InflightCalls, discard_
 from jaxd_server.rpc.send_queue import SendQueue
 from jaxd_server.rpc.sessions import Session, SessionState
 from jaxd_server.rpc.worker_context import WorkerContext
+from jaxd_server.runtime.call_trace import ConnectionTrace
 from jaxd_server.runtime.threads.cancellation import CallPhase
 
 _RESULT_ONLY: Final = MAY_REPEAT | ON_VALUES | FROM_CALLBACK
@@ -54,6 +55,7 @@ class CallScheduler:
 
     Attributes:
         inflight: the calls that other threads answer.
+        trace: records the calls; None: nobody looks.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class CallScheduler:
         self._session_state = session_state
         self._send_queue = send_queue
         self._client = client
+        self.trace: ConnectionTrace | None = None
         self.inflight = InflightCalls(worker_context.policy, send_queue, share)
 
     def close(self) -> None:
@@ -105,6 +108,9 @@ class CallScheduler:
             is_quick = flags & ~ON_VALUES <= MAY_REPEAT and warm is not None and warm.runs_quickly
             make = Call if is_quick else InflightCall  # a quick one is not worth being cancelled
             call = make(key, skeleton, blob, frame.buffers, client, seq, partial(client.emit, seq))
+            if self.trace is not None:
+                call.trace = self.trace.call(seq)
+                call.emit = call.trace.emitting(call.emit)
             call.nbytes = nbytes
             call.deadline = None if timeout_s is None else time.monotonic() + timeout_s
             call.strict = bool(flags & STRICT)
@@ -211,4 +217,6 @@ class CallScheduler:
         self._send(call, self._worker_context.pipeline.answer(call, plan))
 
     def _send(self, call: Call, reply: Reply) -> None:
+        if call.trace is not None:
+            call.end_trace()
         self._send_queue.now(call.number, reply, call.nbytes)

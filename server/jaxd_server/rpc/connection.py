@@ -35,8 +35,10 @@ from jaxd_server.rpc.services.programs import offered_program
 from jaxd_server.rpc.services.values import ValueService
 from jaxd_server.rpc.sessions import Session, SessionState
 from jaxd_server.rpc.worker_context import SILENCE_S, STALL_S, WorkerContext
+from jaxd_server.runtime.call_trace import ConnectionTrace, clock
 from jaxd_server.runtime.logs import log_event
 
+_MAX_NAME: Final = 64
 _MAX_REPORTED: Final = 1 << 40
 _OF_FALLBACKS: Final = ("fallback_calls", "fallback_functions")
 _OF_VERIFICATION: Final = ("verified_programs", "stale_programs", "incomparable_programs")
@@ -168,7 +170,9 @@ class ServerConnection(BulkConnection):
             "info": lambda *_: json.dumps(report("info", session.principal)),
             "use": lambda *_: json.dumps(session.use.to_report()),
             "devices": lambda *_: json.dumps(worker_context.devices(session)),
+            "trace": lambda _, *args: self._begin_trace(*args),
         }
+        self._trace: ConnectionTrace | None = None
         self._end = ExitStack()
         self._patience = AdaptiveWait(stream.readiness())
         self._reader_handoff = ReaderHandoff(self._read_one, stream.shutdown, self._on_end)
@@ -199,6 +203,8 @@ class ServerConnection(BulkConnection):
     def _read_one(self) -> None:
         if self._channel.writer.held and not self._channel.reader.has_message():
             self._send_queue.send_held()
+        if self._trace is not None:
+            self._trace.wait_for_input(self._channel)
         try:
             frame = self._channel.recv()
         except TimeoutError:
@@ -242,6 +248,27 @@ class ServerConnection(BulkConnection):
             raise ProtocolError(f"the client asked for {verb!r}, which this server does not know.")
         return self.send_reply(seq, self._answers[verb](frame, *args))
 
+    def _begin_trace(self, *args: Value) -> str:
+        """Records what follows on this connection, in a trace of its principal.
+
+        Args:
+            args: the name of the trace, empty where nothing is to be recorded from now on; and a
+                label for the connection.
+
+        Returns:
+            What the clock says; see `clock`.
+
+        Raises:
+            ProtocolError: when these are no names.
+        """
+        if tuple(map(type, args)) != (bytes, str) or max(map(len, args)) > _MAX_NAME:
+            raise ProtocolError("the client asks for a trace without saying for which.")
+        name, label = args
+        log = self._worker_context.traces.open(self._session.principal, name) if name else None
+        trace = None if log is None else ConnectionTrace(log, label)
+        self._trace = self._calls.trace = self._send_queue.trace = trace
+        return json.dumps(clock())
+
     def _count_reported(self, names: tuple[str, ...], *counts: Value) -> None:
         """Counts what happened in the client's process, as far as a client can be believed.
 
@@ -277,11 +304,14 @@ class ServerConnection(BulkConnection):
         buffers: Sequence[memoryview],
         nbytes: int,
     ) -> None:
+        trace, started_ns = self._trace, time.monotonic_ns()
         try:
             reply = self._serve(verb, args, buffers)
         except BaseException as error:  # noqa: BLE001  sent to the client, as that of a call
             phase = "building" if verb == "stages" else ""
             reply = (FAILED, encode_failure(error, phase=phase)), ()
+        if trace is not None and verb != "traced":
+            trace.add(seq, verb, started_ns)
         self._send_queue.later(seq, reply, nbytes)
 
     def _serve(self, verb: str, args: tuple[Value, ...], buffers: Sequence[memoryview]) -> Reply:
@@ -291,6 +321,8 @@ class ServerConnection(BulkConnection):
             admission = worker_context.pipeline.admission
             with admission.shared(f"({verb})", leaves_values=verb == "put"):
                 return self._values.answer(verb, args, buffers)
+        if verb == "traced":
+            return json.dumps(worker_context.traces.take(session.principal, *args)), ()
         if verb == "stages":
             return worker_context.stages.answer(
                 self._client, args, buffers, session.principal, session.counts

@@ -159,6 +159,8 @@ class InflightCall(Call):
             return
         nbytes = self.nbytes if before == "done" else 0
         self._close()
+        if self.trace is not None:
+            self.end_trace()
         self._calls.policy.ended(self)
         send_queue = self._calls.send_queue
         is_own_thread = threading.get_ident() == self._deliverer

@@ -19,6 +19,7 @@ from jaxd_protocol.messages.failures import encode_failure
 from jaxd_protocol.wire import BulkChannel, BulkConnection, Value
 from jaxd_server.execution.call import Reply
 from jaxd_server.rpc.flow_control import ConnectionShare
+from jaxd_server.runtime.call_trace import ConnectionTrace
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.threads.executors import SerialExecutor
 
@@ -43,6 +44,9 @@ class SendQueue:
         channel: its channel.
         share: what its calls hold; given back with their replies.
         max_bytes: of a result.
+
+    Attributes:
+        trace: records what is sent; None: nobody looks.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class SendQueue:
         self._max_bytes = max_bytes
         self._waiting = SerialExecutor("jaxd-send", is_vital=True)
         self._has_room_for_output = threading.BoundedSemaphore(_MAX_WAITING_OUTPUT)
+        self.trace: ConnectionTrace | None = None
         self._is_closed = False
 
     @property
@@ -128,7 +133,10 @@ class SendQueue:
                     f"{self._max_bytes:,}. Return less, or start the server with a larger "
                     "--max-result-bytes."
                 )
+            started_ns = 0 if self.trace is None else time.monotonic_ns()
             self._connection.send_reply(seq, value, buffers, more=self._may_wait())
+            if self.trace is not None:
+                self.trace.add(seq, "send", started_ns)
         except EOFError:
             return  # the client is gone; its reader notices that as well
         except Exception as error:  # noqa: BLE001  whatever it is, the client must not wait for ever

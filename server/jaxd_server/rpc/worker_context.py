@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from jaxd_protocol.base.process import start_thread
@@ -21,6 +21,7 @@ from jaxd_server.rpc.inflight_calls import CallPolicy
 from jaxd_server.rpc.services.admin import AdminService
 from jaxd_server.rpc.services.stages import Stages
 from jaxd_server.rpc.sessions import Session
+from jaxd_server.runtime.call_trace import TraceLogs
 from jaxd_server.runtime.counters import Traffic
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.system_memory import MemoryLoss
@@ -196,6 +197,7 @@ class WorkerContext:
         backlog: calls that wait for a thread, or run in one.
         policy: limits for the calls that other threads than a reader answer.
         memory_loss: of earlier workers, if the system has ended one for want of memory.
+        traces: what the calls of traced connections spent their time on.
     """
 
     pipeline: Pipeline
@@ -215,3 +217,4 @@ class WorkerContext:
     policy: CallPolicy
     backlog: Backlog
     memory_loss: MemoryLoss | None = None
+    traces: TraceLogs = field(default_factory=TraceLogs)

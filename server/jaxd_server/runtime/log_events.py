@@ -246,6 +246,9 @@ EVENTS: Final[dict[str, Event]] = {
     "processes_not_ended": Event(
         "error", "Processes of a revoked account are still there.", ("principal", "user", "why")
     ),
+    "profile_started": Event(
+        "info", "A profile of jax and XLA in the worker was started.", ("principal",)
+    ),
     "program_broken": Event(
         "warning", "A program cannot be run: it is dropped and made again.", ("function", "reason")
     ),
@@ -354,6 +357,9 @@ EVENTS: Final[dict[str, Event]] = {
     ),
     "worker_given_up": Event(
         "warning", "The worker of a principal does not start.", ("principal", "reason")
+    ),
+    "worker_lost": Event(
+        "warning", "A worker has ended that nothing had asked to.", ("pid", "principal", "how")
     ),
     "worker_not_reached": Event(
         "info", "The gateway could not hand a client over to its worker.", ("principal", "reason")

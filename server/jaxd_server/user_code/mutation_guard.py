@@ -132,7 +132,8 @@ class MutationGuard:
             raise LostUpdateError(
                 f"the function changes {changed} while it is traced. On the server that is a copy: "
                 "yours would stay as it is. Return what is new, or do it outside of the function; "
-                "what is only a cache, name in persistent_call(ignore=…)."
+                "what is only a cache, name in persistent_call(ignore=…). Under `jaxd run` and "
+                "`pytest --jaxd` such a function runs in your process."
             )
 
     def restore(self) -> None:

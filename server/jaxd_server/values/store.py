@@ -308,10 +308,11 @@ class ValueStore:
             found = self._names.get((principal, name))
             others = sorted(other for who, other in self._names if who == principal)
         if found is None:
-            known = f"There are: {', '.join(map(repr, others))}." if others else "There is none."
+            known = f"There are: {', '.join(map(repr, others))}" if others else "You have none here"
             raise ValueDeleted(
-                f"no values are named {name!r} on this server: it was never put there, its ttl_s "
-                f"has passed, or the server's worker was replaced. {known}"
+                f"no values are named {name!r} on this server: nothing was put under that name, it "
+                "was forgotten, its ttl_s has passed, or the server or its worker has ended. "
+                f"{known}."
             )
         return found
 

@@ -125,6 +125,18 @@ def machine_id() -> str | None:
         return None
 
 
+def clock_id() -> str | None:
+    """A name of the clock that `time.monotonic` reads: processes that share it read the same time.
+
+    That is the kernel and the time namespace of this process; None where neither is known.
+    """
+    machine = machine_id()
+    try:
+        return machine and f"{machine} {os.readlink('/proc/self/ns/time')}"
+    except OSError:
+        return machine
+
+
 def start_thread(thread: threading.Thread) -> None:
     """Starts a thread.
 

@@ -51,6 +51,12 @@ Each line is an rpyc request to the peer's root; `[…]` is sent as buffers besi
       recipes("") → (JSON {mark},)            a mark; later, with that mark:
       recipes(mark) → (JSON {mark, left_out}, recipe…) [codes and pickles]
                                               the calls since the mark, see `recipes`
+      profile("start", seconds) → JSON {clock_ns, clock, pid}      of the worker, by jax; then
+      profile("stop", 0) → (JSON {files},) [files]   only for the user who runs the server
+      trace(name, label) → JSON {clock_ns, clock, pid}  records what follows on this connection in
+                                              the trace of that name; an empty one: nothing
+      traced(name) → JSON {spans, threads, left_out, clock_ns, clock, pid}
+              the spans of that trace since the last time, see `jaxd_server.runtime.call_trace`
       forget(key) → JSON {executables}        removes the builds of a key, on disk as well
 
     server → client, while a call or `stages` of the client's is open

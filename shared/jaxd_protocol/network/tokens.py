@@ -91,6 +91,8 @@ def checked_token(token: str, what: str) -> str:
         ConfigurationError: when it is too short for its kind of characters, or has too few
             different ones.
     """
+    if not token:
+        raise ConfigurationError(f"{what} is empty. Give this process the secret.")
     least = next(n for kind, n in _MIN_LENGTH if kind is None or not set(token) - set(kind))
     if len(token) < least or len(set(token)) < _MIN_DISTINCT:
         raise ConfigurationError(

@@ -72,7 +72,7 @@ def test_help_of_a_command_is_that_of_its_option(name: str) -> None:
         (["statsu"], "there is no command 'statsu'. Did you mean 'status'? See: jaxd --help"),
         (["help", "statsu"], "there is no command 'statsu'. Did you mean 'status'? See: jaxd"),
         (["cache", "lst"], "no command 'lst'. Did you mean 'ls'? See: jaxd cache --help"),
-        (["dance"], "there is no command 'dance'. See: jaxd --help"),
+        (["xyzzy"], "there is no command 'xyzzy'. See: jaxd --help"),
         (["status", "--jsn"], "no option --jsn. Did you mean '--json'? See: jaxd status --help"),
         (["status", "x"], "unexpected argument 'x'. See: jaxd status --help"),
         (["run", "--reprot", "x.py"], "--reprot. Did you mean '--report'? See: jaxd run --help"),

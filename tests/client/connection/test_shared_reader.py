@@ -104,6 +104,34 @@ def test_what_nobody_waits_for_any_more_is_read(ends: ConnectedPair) -> None:
     wait_until(lambda: client.shared_reader._unawaited == 0)
 
 
+def test_at_exit_a_reply_is_decoded_to_its_end_and_no_other_begun(ends: ConnectedPair) -> None:
+    """A thread that ends with the interpreter while it is inside of jax aborts the process."""
+    client, server, _ = ends
+    decoding, go_on, decoded = threading.Event(), threading.Event(), threading.Event()
+
+    def decode(_: PendingReply) -> None:
+        decoding.set()
+        go_on.wait(10)
+        decoded.set()
+
+    client.launch("call", (), (), PendingReply(decode, needs_reader=True), client.number())
+    first, *_ = server.take()
+    readers: list[int] = []
+    later = PendingReply(lambda _: readers.append(threading.get_ident()), needs_reader=True)
+    client.launch("call", (), (), later, client.number())
+    second, *_ = server.take()
+    server.send_reply(first, 1)
+    assert decoding.wait(10)
+    server.send_reply(second, 2)
+    exiting = in_thread(client.shared_reader.stop_at_exit)
+    assert not exiting.done()
+    go_on.set()
+    exiting.result(10)
+    assert decoded.is_set()
+    client.shared_reader.wait(later, None)  # such as in a function that `atexit` calls
+    assert readers == [threading.get_ident()]
+
+
 def test_an_interrupted_launch_may_have_been_sent(
     ends: ConnectedPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:

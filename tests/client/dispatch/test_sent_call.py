@@ -42,9 +42,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     found: list[None] = []
     read = SharedReader.read_available
 
-    def noting(reader: SharedReader) -> None:
+    def noting(reader: SharedReader, *, in_background: bool = False) -> None:
         found.append(None)
-        read(reader)
+        read(reader, in_background=in_background)
 
     monkeypatch.setattr(SharedReader, "read_available", noting)
     return found

@@ -124,6 +124,13 @@ def test_own_specs_of_keys() -> None:
     assert warmed(Spec((), key.dtype)) == called(key)
 
 
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
+def test_keys_of_a_process_without_jax_are_specs_too(impl: str) -> None:
+    """The dtype is text there, as `f.eval_shape` gives it."""
+    keys = jax.random.split(jax.random.key(0, impl=impl), 3)
+    assert warmed(Spec((3,), f"key<{impl}>")) == called(keys)
+
+
 def test_results_of_a_process_without_jax_are_specs_too() -> None:
     """Lazy arrays and keys."""
     lazy = LazyArray("int32", (2000,), memoryview(bytes(8000)))

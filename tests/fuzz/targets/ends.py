@@ -201,6 +201,9 @@ def _conversations() -> list[bytes]:
         _request("functions")
         + _request("recent", 3)
         + _request("recipes", "")
+        + _request("trace", b"name", "1.1")
+        + _request("traced", b"name")
+        + _request("profile", "begin", 1)
         + _request("forget"),
         _request("view", 0, "")
         + _request("detail", b"k" * 16, "", "")

@@ -214,7 +214,8 @@ def test_what_the_worker_has_lowered_is_compiled_there(bench: Bench) -> None:
     assert isinstance(reply, Built), reply
     assert reply.side.counts["compiles"] == 1
     assert reply.side.counts["compile_s"] == pytest.approx(reply.compiled.compile_s)
-    assert ("stage", {"stage": "compile", "function": "it"}) in events
+    about = {"function": "it", "builder": bench.builder.pid}
+    assert ("stage", {"stage": "compile", **about}) in events
     found = load(*reply.compiled.program)(*leaves)
     expected = compile_flat(here.lowered)(*leaves)
     assert np.asarray(found[0]).tolist() == np.asarray(expected[0]).tolist()
@@ -258,12 +259,13 @@ def test_it_says_what_it_has_imported_and_only_once(bench: Bench) -> None:
 
 
 def test_the_stage_is_told(bench: Bench) -> None:
-    """As it is by a worker."""
+    """As it is by a worker, and which builder it is."""
     events: list[tuple[str, Any]] = []
     bench.ask(Source(lambda x: x * 7), X, emit=lambda *event: events.append(event))
+    about = {"function": "<lambda>", "builder": bench.builder.pid}
     assert [event for event in events if event[0] != "compiled"] == [
-        ("stage", {"stage": "trace", "function": "<lambda>"}),
-        ("stage", {"stage": "lower", "function": "<lambda>"}),
+        ("stage", {"stage": "trace", **about}),
+        ("stage", {"stage": "lower", **about}),
     ]
 
 

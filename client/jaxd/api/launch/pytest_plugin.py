@@ -54,12 +54,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    """Installs the hook before any conftest imports jax."""
-    if not (early_config.known_args_namespace.jaxd or early_config.getini("jaxd")):
+    """Installs the hook before any conftest imports jax.
+
+    Raises:
+        UsageError: when an option of a served run is given, and this is none.
+    """
+    options = early_config.known_args_namespace
+    if not (options.jaxd or early_config.getini("jaxd")):
+        if options.jaxd_server or options.jaxd_verify:
+            raise pytest.UsageError("--jaxd-server and --jaxd-verify need --jaxd. Add it.")
         return
     from jaxd.api.launch.process import begin, variables
 
-    options = early_config.known_args_namespace
     # for this process, the workers of xdist and what tests start
     os.environ.update(variables(os.environ, options.jaxd_server))
     if options.jaxd_verify:

@@ -200,7 +200,8 @@ def described(summary: Mapping[str, Any]) -> str:
     if not any(counts):
         return (
             "nothing was compared: a server answered no persistent function of this program. "
-            "What a program gives to jax.jit is compared by: jaxd verify -- jaxd run PROGRAM"
+            "What a program gives to jax.jit is compared by: jaxd verify -- jaxd run PROGRAM, "
+            "and a test suite by: jaxd verify -- pytest --jaxd"
         )
     text = "{} verified, {} mismatches, {} not comparable".format(*counts)
     lines = [f"  not comparable, {count}: {why}" for why, count in summary["reasons"].items()]

@@ -47,7 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-n", "--lines", metavar="N", type=positive_int, help="only the last N")
     parser.add_argument(
-        "--since", metavar="TIME", type=_seconds, help="only of the last 30s, 10m, 2h or 1d"
+        "--since", metavar="AGE", type=_seconds, help="only of the last 30s, 10m, 2h or 1d"
     )
     parser.add_argument(
         "--level", choices=_LEVELS, default="info", help="only this and more serious ones"

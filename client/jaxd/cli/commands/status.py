@@ -103,6 +103,8 @@ def _report_lines(address: Address, report: Report) -> list[str]:
             f"{'host':<9} process {host['pid']}, up {duration(host['uptime_s'])}, "
             f"{host['restarts']} restarts of the worker"
         )
+    if host.get("worker_pid"):
+        lines.append(f"{'worker':<9} process {host['worker_pid']}; what follows is since its start")
     lines += _loss_lines(host)
     lines += [f"{'worker':<9} {_tenant_lines(row)}" for row in report.get("workers", ())]
     if "calls" in seen:

@@ -248,7 +248,7 @@ def _summarise(arguments: argparse.Namespace, done: Sequence[BuildOutcome], seco
         _print_error(
             f"warning: {len(unkept)} of {len(done)} programs are not on disk, such as {unkept[0]}: "
             "they are ready only as long as this server runs, and an image that is made of its "
-            "disk, such as Docker's, would not hold them. The server's log and `jaxd why` say why."
+            "disk, such as Docker's, would not hold them. f.why() of the function says why."
         )
     return 1 if failed or (arguments.check and counts["compile"]) else 0
 

@@ -125,5 +125,10 @@ def _as_persistent(found: Any, target: str) -> PersistentFunction[..., Any]:
         raise ConfigurationError(
             f"{target} is a {type(found).__name__} and no function. Name a function."
         )
+    if type(found).__module__.partition(".")[0] == "jaxlib":  # what `jax.jit` returns
+        raise ConfigurationError(
+            f"{target} is made by jax.jit, and `jaxd run` serves it with options of its own. Ask "
+            "what was compiled last, and why: jaxd why --recent"
+        )
     made: PersistentFunction[..., Any] = persistent_call(found)
     return made

@@ -14,6 +14,7 @@ from typing import Any
 from jaxd.cli.doctor.context import Check, DoctorContext
 from jaxd.cli.doctor.gpu import has_gpu
 from jaxd.connection.control_client import send_request
+from jaxd.connection.discovery import has_server_extra
 from jaxd_protocol.errors import (
     AuthenticationFailed,
     JaxdError,
@@ -56,7 +57,7 @@ def _local_worker(context: DoctorContext, name: str) -> Check:
 def steps(context: DoctorContext) -> list[Check]:
     """From the name of the server to its devices; up to the first step that fails."""
     if not context.has_server:
-        return [Check("connection", "ok", "no server to try; the first call starts one")]
+        return [_nothing_to_try()]
     checks: list[Check] = []
     for step in (host_name, server_port) if context.address.needs_token else ():
         checks.append(step(context.address))
@@ -70,6 +71,13 @@ def steps(context: DoctorContext) -> list[Check]:
         return [*checks, Check(_failed_step(error), "bad", str(context.address), str(error))]
     checks.append(Check("connection", "ok", str(context.address)))
     return [*checks, versions(context, welcome), devices(context)]
+
+
+def _nothing_to_try() -> Check:
+    if has_server_extra():
+        return Check("connection", "ok", "no server to try; the first call starts one")
+    advice = "Run jaxd start in the environment of a server, and set JAXD_SERVER to its address."
+    return Check("connection", "note", "no server to try, and this environment has none", advice)
 
 
 def host_name(address: Address) -> Check:

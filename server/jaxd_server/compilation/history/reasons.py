@@ -25,7 +25,7 @@ from jaxd_server.compilation.history.build_history import (
 
 _MAX_COMPARED: Final = 64
 _ALIKE_SAME_NAME: Final = 0.2
-_ALIKE_OTHER_NAME: Final = 0.5
+_ALIKE_OTHER_NAME: Final = 0.6
 _MAX_DIFFERENCES: Final = 50
 
 _FIRST: Final = "first call of this function on this server"
@@ -35,7 +35,7 @@ _UNSHARED: Final = (
 _DOUBTED: Final = (
     "the server could not confirm the key of its client, so that client has programs of its own"
 )
-_DROPPED: Final = "it was compiled before, and dropped to make room for others"
+_DROPPED: Final = "it was compiled before, and is gone: cleared, or dropped to make room for others"
 
 
 @dataclass(frozen=True, slots=True)

@@ -203,10 +203,15 @@ class BuilderProcess:
         with cancel_hook(on_abandoned):
             while isinstance(message := inbox.get(), Event | ReadRequest):
                 if isinstance(message, Event):
-                    emit(message.kind, message.content)
+                    emit(message.kind, self._named(message))
                 else:
                     self._answer(connection, message, read)
         return message
+
+    def _named(self, event: Event) -> dict[str, Any]:
+        """The content of an event; a stage says which builder is in it."""
+        about = {"builder": self.pid} if event.kind == "stage" else {}
+        return {**event.content, **about}
 
     def _answer(self, connection: Connection, question: ReadRequest, read: Ask) -> None:
         """Answers what the builder asks for a function."""

@@ -209,6 +209,7 @@ class Supervisor:
         if worker.was_out_of_memory:
             self._memory_loss = worker.memory_loss(self._memory_loss)
         delay_s = self._pacing.delay_s(worker.lived_s, was_ready=worker.was_ready)
+        log_event("worker_lost", pid=worker.pid, principal=worker.principal, how=worker.how)
         log_exit(worker, restart_in_s=delay_s)
         return self._after_failure(delay_s, worker.last_lines() if self._pacing.is_broken else [])
 

@@ -468,3 +468,4 @@ class WorkerComponents:
         self._counters.forget(principal)
         self.pipeline.uses.forget(principal)
         self._worker_context.traffic.forget(principal)
+        self._worker_context.traces.forget(principal)

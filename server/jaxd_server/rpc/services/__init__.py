@@ -33,6 +33,8 @@ SERVICE_VERBS: Final[Mapping[str, tuple[_Types, ...]]] = {
     "cancel_call": ((str,),),
     "stages": ((bytes, bytes, str, str, bool),),
     "program": ((bytes, bytes, int),),
+    "profile": ((str, int),),
+    "traced": ((bytes,),),
 }
 """The same for `AdminService`, `Stages` and `offered_program` as well."""
 

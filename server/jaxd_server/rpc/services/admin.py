@@ -1,5 +1,6 @@
-"""Answers `functions`, `report`, `recipes`, `forget`, `why`, `recent` and `detail`; shows views.
+"""Answers `functions`, `report`, `recipes`, `forget`, `why`, `recent`, `profile`, `view`, `detail`.
 
+And `cancel_call`.
 All of them read files, build or collect something: not for a thread that others wait for.
 """
 
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NoReturn, Protocol
 
-from jaxd_protocol.errors import NotPermitted
+from jaxd_protocol.errors import NotPermitted, ProtocolError
 from jaxd_protocol.jit.options import function_key
 from jaxd_protocol.messages.function_manifest import FunctionDescriptor
 from jaxd_protocol.messages.recipes import dump_recipes
@@ -20,11 +21,14 @@ from jaxd_server.compilation.history.build_history import KeyHistory, Visibility
 from jaxd_server.compilation.history.reasons import versions_of
 from jaxd_server.execution.call import Reply
 from jaxd_server.execution.pipeline import Pipeline
+from jaxd_server.jax_compat.profiler import Profiler
 from jaxd_server.jax_compat.programs import analysed
 from jaxd_server.rpc.services.inventory import arguments_text, inventory, report
 from jaxd_server.rpc.services.recipes import Recorder
 from jaxd_server.rpc.services.stages import Stages
 from jaxd_server.rpc.services.why import why
+from jaxd_server.runtime.call_trace import clock
+from jaxd_server.runtime.logs import log_event
 
 
 class Views(Protocol):
@@ -53,6 +57,7 @@ class AdminService:
         self._pipeline = pipeline
         self._stages = stages
         self._recorder = Recorder(pipeline)
+        self._profiler = Profiler()
         self._beside: Mapping[str, Callable[..., Any]] = {
             "recent": self._recent,
             "why": self._why,
@@ -71,8 +76,7 @@ class AdminService:
         """Answers a request; those about builds also while the server drains.
 
         Args:
-            verb: `functions`, `report`, `recipes`, `forget`, `why`, `recent`, `view`, `detail` or
-                `cancel_call`.
+            verb: one of those above.
             args: see `jaxd_protocol.messages.calls`.
             principal: of the client, which may not see everything.
 
@@ -81,6 +85,8 @@ class AdminService:
         """
         if verb in self._beside:
             return json.dumps(self._beside[verb](principal, *args)), ()
+        if verb == "profile":
+            return self._profile(principal, *args)
         with self._pipeline.operation(f"({verb})"):
             return self._operations[verb](principal, *args)
 
@@ -150,6 +156,23 @@ class AdminService:
         pickles = [memoryview(each) for each in recorded.pickles]
         text, _ = self._stages.answer(_NobodyToAsk(), args, pickles, principal)
         return {"text": json.loads(text)["text"]}
+
+    def _profile(self, principal: str, action: str, seconds: int) -> Reply:
+        """Starts a profile of the whole worker, or ends it and sends its files."""
+        if not self._pipeline.build_log.known_functions.is_owner(principal):
+            raise NotPermitted(
+                "a profile shows what all clients of the server run, so it is made only for the "
+                "user who runs the server. Ask them for it: jaxd profile"
+            )
+        if action == "start":
+            self._profiler.start(seconds)
+            log_event("profile_started", principal=principal or None)
+            return json.dumps(clock()), ()
+        if action != "stop":
+            raise ProtocolError(f"a profile is started or stopped; {action!r} is neither.")
+        files = self._profiler.stop()
+        report = {"files": [file.name for file in files]}
+        return (json.dumps(report),), [memoryview(file.data) for file in files]
 
     def _recipes(self, principal: str, mark: str) -> Reply:
         now = self._recorder.mark()

@@ -41,7 +41,7 @@ def folder(tmp_path: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch) -> It
     monkeypatch.setattr(sys, "path", list(sys.path))
     assert runtime.is_dir()
     yield tmp_path
-    for name in ("train_for_why", "broken_for_why"):
+    for name in ("train_for_why", "broken_for_why", "jitted_for_why"):
         sys.modules.pop(name, None)
 
 
@@ -143,6 +143,7 @@ def test_a_usage_error_exits_with_2(words: list[str], capsys: pytest.CaptureFixt
         ("no_such_module:f", "there is no module 'no_such_module'"),
         ("train_for_why.sub:f", "there is no module 'train_for_why.sub'"),
         ("train_for_why:missing", "train_for_why has no 'missing'"),
+        ("jitted_for_why:f", "f is made by jax.jit"),
         ("train_for_why:LR", "train_for_why:LR is a float and no function"),
         ("broken_for_why:f", "importing broken_for_why raised ZeroDivisionError"),
         ("needing_for_why:f", "importing needing_for_why raised ModuleNotFoundError"),
@@ -153,6 +154,7 @@ def test_what_is_no_function_is_told(
 ) -> None:
     """In one line that ends in what to do, with exit code 1."""
     (folder / "broken_for_why.py").write_text("1 / 0")
+    (folder / "jitted_for_why.py").write_text("import jax; f = jax.jit(abs)")
     (folder / "needing_for_why.py").write_text("import no_such_module_at_all")
     assert main(["why", target]) == 1
     said = capsys.readouterr().err

@@ -97,10 +97,13 @@ def test_a_server_that_does_not_use_the_gpu_beside_it(
     assert (away.state, "jaxd doctor" in away.advice) == ("ok", True)
 
 
-def test_no_server_is_started(runtime: Path) -> None:
-    """Looking changes nothing."""
+def test_no_server_is_started(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looking changes nothing; in an environment without jax a first call cannot do it either."""
     (found,) = connection.steps(DoctorContext(Settings()))
     assert (found.state, "first call starts one" in found.found) == ("ok", True)
+    monkeypatch.setattr(connection, "has_server_extra", lambda: False)
+    (found,) = connection.steps(DoctorContext(Settings()))
+    assert (found.state, "JAXD_SERVER" in found.advice) == ("note", True)
 
 
 def test_a_name_that_means_nothing(runtime: Path) -> None:

@@ -30,6 +30,7 @@ def test_a_killed_worker_is_replaced_and_nobody_is_refused(
     host.wait_until_ready()
     first = greeting(path)
     os.kill(first["pid"], signal.SIGKILL)
+    assert host.wait_for("worker_lost")["level"] == "warning"
     assert host.wait_for("worker_exited")["signal"] == "SIGKILL"
     second = greeting(path)
     assert second["epoch"] == first["epoch"] + 1

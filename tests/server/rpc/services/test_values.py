@@ -290,7 +290,7 @@ def test_what_has_a_name_is_found_by_another_session() -> None:
     values.end(one.own)
     found = two.named("weights")
     assert [array.tolist() for array in two.fetch(*found)] == [[0, 1, 2], 7.0]
-    with pytest.raises(ValueDeleted, match="There is none"):
+    with pytest.raises(ValueDeleted, match="You have none here"):
         other.named("weights")
     assert values.nbytes == 7  # once, whoever holds it
     assert two.ask("unname", "weights")[0][1] is True
