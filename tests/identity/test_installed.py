@@ -12,11 +12,16 @@ from tests.identity.projects import INSTALLED, Edit, check, edit, needs, probe_e
 
 TOOLBOX = """
 --- site-packages/toolbox/__init__.py
+from functools import partial
+from types import SimpleNamespace
 from toolbox import parts
 SCALE = 2
 UNIT = "m"
 def double(x): return x * SCALE
 def triple(x): return x * 3
+def scaled(x, by=1): return x * by
+twice = partial(scaled, by=2)
+policies = SimpleNamespace(all=double, none=triple)
 TABLE = {"a": 1, "b": 2}
 OPTIONS = []
 class Settings: rate = 0.5
@@ -45,6 +50,7 @@ toolbox-1.0.dist-info/METADATA,sha256=metadata,60
 toolbox-1.0.dist-info/RECORD,,
 """
 USES = """
+import functools, types
 import toolbox
 import toolbox.parts
 from toolbox import Box, double
@@ -56,6 +62,8 @@ def by_name(x): return double(x)
 def by_class(x): return Box(x).area()
 def by_entry(x): return toolbox.TABLE["a"]
 def by_table(x): return len(toolbox.OPTIONS)
+def by_partial(x): return toolbox.twice(x)
+def by_namespace(x): return toolbox.policies.all(x)
 def by_setting(x): return toolbox.Settings.rate
 def by_object(x): return toolbox.defaults.rate
 def by_submodule(x): return toolbox.parts.half(x)
@@ -72,7 +80,10 @@ def method(x): return box.area() * x
 box = Box(3)
 def other(x): return toolbox.triple(x)
 """
-EVERY = "by_module by_name by_class by_submodule constant lazily lazy_module method other"
+EVERY = (
+    "by_module by_name by_class by_submodule by_partial by_namespace constant lazily lazy_module "
+    "method other"
+)
 PROJECT = USES + TOOLBOX
 
 CLOSURES = """
@@ -192,6 +203,12 @@ ROWS = [
     edit("an attribute of its class", PROJECT, "# here", "toolbox.Settings.rate = 3", "by_setting by_object", "constant by_entry other"),
     edit("an attribute of its object", PROJECT, "# here", "toolbox.defaults.rate = 3", "by_object", "by_setting constant other"),
     edit("a class of one's own in it", PROJECT, "# here", "toolbox.Settings = type('S', (), {'rate': 9})", "by_setting", "constant other"),
+    edit("a partial of it", PROJECT, "# here", "toolbox.twice = functools.partial(toolbox.scaled, by=3)", "by_partial", "by_namespace constant other"),
+    edit("an argument of its partial", PROJECT, "# here", "toolbox.twice.keywords['by'] = 3", "by_partial", "by_namespace constant other"),
+    edit("an equal partial", PROJECT, "# here", "toolbox.twice = functools.partial(toolbox.scaled, by=2)", "", "by_partial by_namespace other"),
+    edit("a name in its namespace", PROJECT, "# here", "toolbox.policies.all = toolbox.triple", "by_namespace", "by_partial constant other"),
+    edit("a function of one's own in its namespace", PROJECT, "# here", "toolbox.policies.all = mine", "by_namespace", "by_partial constant other"),
+    edit("a namespace of it", PROJECT, "# here", "toolbox.policies = types.SimpleNamespace(all=toolbox.double)", "by_namespace", "by_partial constant other"),
     edit("an attribute that nothing reads", PROJECT, "# here", "toolbox.UNIT = 'km'", "", EVERY),
     edit("a new attribute that nothing reads", PROJECT, "# here", "toolbox.mine = mine", "", EVERY),
     edit("an instance of its class", PROJECT, "Box(3)", "Box(4)", "attribute method", "by_class other"),

@@ -464,6 +464,17 @@ class RemoteArray(ArrayLike):
         leaf_class(RemoteArray)
         return self._materialized
 
+    def __stands_for__(self) -> Any:
+        """The array of jax that it is; in a process that has not imported jax, its content."""
+        array = super().__stands_for__()
+        if self._kind == "jax":
+            return array
+        from jaxd_protocol.jax_objects.decomposition import ArrayContent  # few arrays are captured
+
+        data = array.data if self.leaf.tag == "K" else array
+        implementation = self.leaf.impl or None
+        return ArrayContent(data.dtype.name, data.shape, self.weak_type, implementation, data)
+
     def __copy__(self) -> Any:
         return copies.copy(self._materialized())
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import builtins
 import sys
 from collections.abc import Collection, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from types import FunctionType, MemberDescriptorType, ModuleType, SimpleNamespace
 from typing import Any, Final, NoReturn
 
@@ -531,6 +531,9 @@ def _of_installed_attribute(walk: Walk, module: ModuleType, name: str, rest: Ste
         modules.refuse_hidden_state(walk, str(home), str(own))
     if settings.is_config(value) or walk.process_view.carries(module, name, value):
         _emit_carried(walk, module, name, rest)
+    elif isinstance(value, SimpleNamespace | partial):  # which somebody may change in place
+        carries = walk.process_view.carries
+        walk.guards.answer(lambda: carries(module, name, value), False)
     elif isinstance(value, FunctionType):
         refuse_patched_function(value, walk.is_local, walk.path)
     else:

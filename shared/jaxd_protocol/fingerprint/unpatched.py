@@ -8,23 +8,26 @@ module's own. A function or class of the module that was changed itself is refus
 
 from __future__ import annotations
 
-import dis
+import builtins
 import functools
 import math
 import os
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from importlib.machinery import FrozenImporter, SourceFileLoader, SourcelessFileLoader
-from types import CodeType, FunctionType, ModuleType
-from typing import Any, Final, NamedTuple
-from weakref import WeakKeyDictionary
-from zipimport import zipimporter
+from types import (
+    CellType,
+    CodeType,
+    FunctionType,
+    GenericAlias,
+    ModuleType,
+    SimpleNamespace,
+    UnionType,
+)
+from typing import Any, Final
 
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.canonical_bytes import ATOMS, is_same
-from jaxd_protocol.fingerprint.code.callbacks import nested_codes
-from jaxd_protocol.fingerprint.code.reads import Instructions
+from jaxd_protocol.fingerprint.code.assignments import Expression, assignments_of
 from jaxd_protocol.packages.importable import importable_name
 from jaxd_protocol.packages.installed import is_local_file
 
@@ -37,8 +40,6 @@ _CONSTANTS: Final = {
     "newaxis": None,
     "nan": math.nan,
 }
-
-_STORE_GLOBAL: Final = dis.opmap["STORE_GLOBAL"]
 
 _LIBRARY_OF: Final = {"jax": "jaxlib"}
 """Packages whose machine code is a package of its own."""
@@ -73,6 +74,8 @@ def is_unpatched(
             return True
         if type(value) in ATOMS or is_local(module.__name__):
             return False
+        if _is_made(module, name, value, is_local):
+            return True
         origin = _origin(module, name)
         if origin is None or vars(origin[0]).get(origin[1]) is not value:
             return False
@@ -96,10 +99,9 @@ def _is_own(module: ModuleType, name: str, value: Any, is_local: Callable[[str],
     home = getattr(value, "__module__", None)
     if isinstance(own, str) and isinstance(home, str):
         same = own.rpartition(".")[2] in (name, _NUMPYS_OWN.get(name)) and _is_found(module, value)
-        return same and home.partition(".")[0].lstrip("_") in (
-            _top(module),
-            _LIBRARY_OF.get(_top(module)),
-        )
+        homes = _top(module), _LIBRARY_OF.get(_top(module))
+        is_named = same and home.partition(".")[0].lstrip("_") in homes
+        return is_named or _is_closed_over(module, name, value)
     kind = str(type(value).__module__).partition(".")[0].lstrip("_")
     if kind == _LIBRARY_OF.get(_top(module)):
         return _is_decorated(module, name, getattr(value, "__wrapped__", None))
@@ -118,6 +120,120 @@ def _is_found(module: ModuleType, value: Any) -> bool:
     if importable_name(value) is not None:
         return True
     return isinstance(value, FunctionType) and value.__globals__ is vars(module)
+
+
+def _is_closed_over(module: ModuleType, name: str, value: Any) -> bool:
+    """Whether it is what a decorator of the library, which keeps no name, has made of that."""
+    if not isinstance(value, FunctionType) or _top_of(globals_module(value)) != _top(module):
+        return False
+    cells = value.__closure__ or ()
+    return any(_is_decorated(module, name, _content(cell)) for cell in cells)
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+def _origin(module: ModuleType, name: str) -> tuple[ModuleType, str] | None:
+    """The module and name from which a module's own code takes what it gives this name."""
+    home, names = assignments_of(module).origins.get(name, ("", ()))
+    owner: Any = sys.modules.get(home) if home else module
+    for step in names[:-1]:
+        owner = vars(owner).get(step) if isinstance(owner, ModuleType) else None
+    return (owner, names[-1]) if names and isinstance(owner, ModuleType) else None
+
+
+# what the code of a module makes ------------------------------------------------------------------
+
+
+def _is_made(module: ModuleType, name: str, value: Any, is_local: Callable[[str], bool]) -> bool:
+    """Whether it is what the module's code makes under this name, of what belongs there."""
+    expression = assignments_of(module).made.get(name)
+    if expression is None:
+        return False
+    try:
+        made = _evaluated(module, expression, is_local)
+    except (LookupError, TypeError, RecursionError):  # names that lead to each other
+        return False
+    return type(value) is type(made) and _is_equal(value, made)
+
+
+def _evaluated(module: ModuleType, each: Expression, is_local: Callable[[str], bool]) -> Any:
+    """The value of an expression, of which nothing is called but what holds its arguments.
+
+    Raises:
+        LookupError: when something in it is not certainly what the module came with.
+        TypeError: when it cannot be made.
+    """
+    if each.kind == "constant":
+        return each.content
+    if each.kind == "name":
+        return _own_value(module, each.content, is_local)
+    parts = [_evaluated(module, part, is_local) for part in each.parts]
+    if each.kind == "sequence":
+        return each.content(parts)
+    if each.kind == "attribute" and isinstance(parts[0], ModuleType):
+        return _own_value(parts[0], each.content, is_local)
+    if each.kind == "item" and getattr(parts[0], "__module__", None) in _HOMES_OF_GENERICS:
+        return parts[0][parts[1]]
+    if each.kind == "union" and all(map(_is_type, parts)):
+        return parts[0] | parts[1]
+    if each.kind == "call" and _holds_arguments(parts[0]):
+        given = len(parts) - len(each.content)
+        return parts[0](*parts[1:given], **dict(zip(each.content, parts[given:], strict=True)))
+    raise LookupError(each.kind)
+
+
+_HOMES_OF_GENERICS: Final = frozenset({"builtins", "collections.abc", "typing"})
+
+
+def _is_type(part: Any) -> bool:
+    """Whether `|` makes a union of it, and of another such."""
+    is_plain = isinstance(part, type) and type(part).__or__ is type.__or__
+    return is_plain or part is None or isinstance(part, GenericAlias | UnionType)
+
+
+def _holds_arguments(callee: Any) -> bool:
+    """Whether what a class makes is nothing but its arguments: a partial, a namespace, a dtype."""
+    dtype = getattr(sys.modules.get("numpy"), "dtype", None)
+    return any(callee is each for each in (functools.partial, SimpleNamespace, dtype))
+
+
+def _own_value(module: ModuleType, name: str, is_local: Callable[[str], bool]) -> Any:
+    """What a module came with under a name, which it may have deleted, or Python in its builtins.
+
+    Raises:
+        LookupError: when that is not certain.
+    """
+    origin = _origin(module, name) if name not in vars(module) else (module, name)
+    if origin is None:
+        value = vars(builtins)[name]
+        is_own = is_own_builtin(name, value)
+    else:
+        value = vars(origin[0])[origin[1]]
+        is_own = is_unpatched(*origin, value, is_local)
+    if not is_own:
+        raise LookupError(name)
+    return value
+
+
+def _is_equal(value: Any, made: Any) -> bool:
+    """Whether two values of one type hold the same."""
+    mine, others = _held(value), _held(made)
+    if mine is None or others is None:
+        return bool(value == made)
+    same = (is_same(each, others[name]) for name, each in mine.items())
+    return mine.keys() == others.keys() and all(same)
+
+
+def _held(value: Any) -> dict[Any, Any] | None:
+    """What a partial or a namespace holds; None for anything else."""
+    if isinstance(value, functools.partial):
+        return {-1: value.func, **dict(enumerate(value.args)), **value.keywords, **vars(value)}
+    return vars(value) if isinstance(value, SimpleNamespace) else None
 
 
 def is_own_code(value: Any, is_local: Callable[[str], bool]) -> bool:
@@ -148,142 +264,16 @@ def is_replaced_constant(module: ModuleType, name: str, value: Any) -> bool:
         value: what is there now: a plain value, an array or a number of numpy.
     """
     is_data = is_plain_data(value) or is_array(value) or type(value).__module__ == "numpy"
-    own = _assignments(module).constants.get(name, ()) if is_data else ()
+    own = assignments_of(module).constants.get(name, ()) if is_data else ()
     return bool(own) and not any(is_same(value, each) for each in own)
 
 
-# what the code of a module assigns ----------------------------------------------------------------
-
-
-class _Assignments(NamedTuple):
-    """What the code of a module assigns to its names, as far as that can be read.
-
-    Attributes:
-        constants: the names to which it assigns nothing but constants, each with these.
-        origins: the names to which it assigns once, what stands elsewhere under another name: the
-            full name of the module there, empty for itself, and the names that lead on from it.
-    """
-
-    constants: Mapping[str, list[Any]]
-    origins: Mapping[str, tuple[str, tuple[str, ...]]]
-
-
-_NOTHING_KNOWN: Final = _Assignments({}, {})
-
-_known: Final[WeakKeyDictionary[ModuleType, tuple[Any, _Assignments]]] = WeakKeyDictionary()
-"""With the spec, which `importlib.reload` replaces."""
-
-_ASSIGNS: Final = ("STORE_NAME", "STORE_GLOBAL")
-_IMPORT_STAR: Final = (("IMPORT_STAR", 0), ("CALL_INTRINSIC_1", 2))
-_LOADERS: Final = (SourceFileLoader, SourcelessFileLoader, zipimporter)
-
-
-def _assignments(module: ModuleType) -> _Assignments:
-    """Nothing where that cannot be known: of a module in machine code, for instance."""
-    # a library may have put some object in its place
-    kind: Any = type(module)
-    if not (issubclass(kind, ModuleType) and kind.__hash__ is object.__hash__):
-        return _NOTHING_KNOWN
-    spec = getattr(module, "__spec__", None)
-    known = _known.get(module)
-    if known is None or known[0] is not spec:
-        known = _known[module] = spec, _read_assignments(module)
-    return known[1]
-
-
-def _read_assignments(module: ModuleType) -> _Assignments:
-    loader: Any = getattr(module.__spec__, "loader", None)
-    if type(loader) not in _LOADERS and loader is not FrozenImporter:
-        return _NOTHING_KNOWN  # who knows what that does when it is asked
-    try:
-        code = loader.get_code(module.__name__)
-    except (ImportError, OSError, SyntaxError, ValueError):  # such as an integer of 5,000 digits
-        return _NOTHING_KNOWN
-    return _NOTHING_KNOWN if code is None else _assigned_in(code, str(module.__package__))
-
-
-def _assigned_in(code: CodeType, package: str) -> _Assignments:
-    constants: dict[str, list[Any]] = {}
-    origins: dict[str, tuple[str, tuple[str, ...]]] = {}
-    stored = Counter[str]()
-    others = _assigned_by_functions(code)
-    listed = Instructions(code)
-    imported = ""
-    for at, each in enumerate(listed):
-        if (each.op, each.arg) in _IMPORT_STAR:
-            others.update(stored)
-        elif each.op == "IMPORT_NAME":
-            imported = _absolute(each.value, listed[at - 2].value, package)
-        elif each.op in _ASSIGNS and at:
-            stored[each.value] += 1
-            before = listed[at - 1]
-            if before.op == "LOAD_CONST" and not each.target:
-                constants.setdefault(each.value, []).append(before.value)
-                continue
-            others.add(each.value)
-            origins[each.value] = _taken_from(listed, at, imported)
-        elif each.op == "DELETE_NAME":
-            others.add(each.value)
-    by_functions = _assigned_by_functions(code)
-    return _Assignments(
-        {name: own for name, own in constants.items() if name not in others},
-        {
-            name: origin
-            for name, origin in origins.items()
-            if origin[1] and stored[name] == 1 and name not in by_functions
-        },
-    )
-
-
-def _absolute(name: str, level: Any, package: str) -> str:
-    """The full name of a module in an import statement; empty where it has none."""
-    if not isinstance(level, int) or level <= 0:
-        return name
-    parts = package.split(".")
-    return ".".join([*parts[: len(parts) - level + 1], *([name] if name else [])])
-
-
-def _taken_from(listed: Instructions, at: int, imported: str) -> tuple[str, tuple[str, ...]]:
-    """Where the value comes from that an instruction stores; without names where that is unknown.
-
-    Of `a = b = value` each comes from the other.
-    """
-    before = listed[at - 1]
-    if before.op == "IMPORT_FROM":
-        return imported, (before.value,)
-    if before.op == "COPY" and listed[at + 1].op in _ASSIGNS:
-        return "", (listed[at + 1].value,)
-    if before.op in _ASSIGNS and listed[at - 2].op == "COPY":
-        return "", (before.value,)
-    names: list[str] = []
-    while listed[at - 1].op == "LOAD_ATTR" and at > 1:
-        names.insert(0, listed[at - 1].value)
-        at -= 1
-    loads = listed[at - 1].op == "LOAD_NAME"
-    return "", ((listed[at - 1].value, *names) if loads else ())
-
-
-def _origin(module: ModuleType, name: str) -> tuple[ModuleType, str] | None:
-    """The module and name from which a module's own code takes what it gives this name."""
-    home, names = _assignments(module).origins.get(name, ("", ()))
-    owner: Any = sys.modules.get(home) if home else module
-    for step in names[:-1]:
-        owner = vars(owner).get(step) if isinstance(owner, ModuleType) else None
-    return (owner, names[-1]) if names and isinstance(owner, ModuleType) else None
-
-
-def _assigned_by_functions(code: CodeType) -> set[str]:
-    """The names that functions of a module assign with `global`."""
-    found = set()
-    for inner in nested_codes(code):
-        found |= _assigned_by_functions(inner)
-        if _STORE_GLOBAL in inner.co_code[::2]:  # few have it, and to list them all takes long
-            found |= {each.value for each in Instructions(inner) if each.op == "STORE_GLOBAL"}
-    return found
-
-
 def _top(module: ModuleType) -> str:
-    return module.__name__.partition(".")[0].lstrip("_")
+    return _top_of(module.__name__)
+
+
+def _top_of(module: str) -> str:
+    return module.partition(".")[0].lstrip("_")
 
 
 def _is_known_constant(name: str, value: Any) -> bool:

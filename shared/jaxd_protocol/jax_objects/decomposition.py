@@ -117,12 +117,17 @@ def _abstract_mesh_parts(mesh: Any) -> dict[str, Any]:
     }
 
 
+def partitions_of(spec: Any) -> tuple[Any, ...]:
+    """The partitions of a `PartitionSpec`, which have no public name before jax 0.9."""
+    return tuple(spec.partitions if hasattr(spec, "partitions") else spec._partitions)
+
+
 def _spec_parts(spec: Any) -> dict[str, Any]:
     kind = getattr(spec, "unreduced_kind", None)
     free = type(spec).UNCONSTRAINED
     return {
         # True is no axis name, so it can stand for "unconstrained".
-        "partitions": tuple(True if part is free else part for part in spec.partitions),
+        "partitions": tuple(True if part is free else part for part in partitions_of(spec)),
         "unreduced": tuple(sorted(spec.unreduced, key=str)),
         "reduced": tuple(sorted(spec.reduced, key=str)),
         "unreduced_kind": None if kind is None else kind.name,
@@ -260,12 +265,14 @@ class ArrayContent(NamedTuple):
 
 
 def array_content(value: Any) -> ArrayContent | None:
-    """The content of a jax array; None when the value is none.
+    """The content of a jax array, or of what stands for one; None when the value is none.
 
     Raises:
         TracerError: when the value is a tracer, which has no content.
         PackingError: when the array was donated or deleted, or lies in part on other machines.
     """
+    if type(value) is ArrayContent:
+        return value
     if not is_of_jax(type(value)):
         return None
     if kind_of(value) == "tracer":

@@ -25,6 +25,9 @@ def reduce_array(value: Any) -> Any:
     numpy: Any = sys.modules.get("numpy")
     if numpy is None:
         return NotImplemented
+    stands_for = getattr(type(value), "__stands_for__", None)
+    if stands_for is not None:
+        return _jax_array(numpy, stands_for(value))
     if type(value) in (numpy.ndarray, numpy.memmap):
         return _numpy_array(numpy, value)
     if is_own_array(numpy, value):

@@ -72,8 +72,15 @@ def judged(module: ModuleType, name: str, value: Any) -> bool:
         (jax.debug, "print", jax.debug.print),
         (jax.sharding, "Sharding", jax.sharding.Sharding),
         (jax, "Device", jax.Device),
+        (jax, "checkpoint_policies", jax.checkpoint_policies),
+        (jax, "float0", jax.float0),
+        (jax, "memory", jax.memory),
+        (jax.debug, "log", jax.debug.log),
+        (jax.lax, "PrecisionLike", jax.lax.PrecisionLike),
+        (jax.lax, "random_gamma_grad", jax.lax.random_gamma_grad),
+        (jax.tree_util, "KeyPath", jax.tree_util.KeyPath),
     ],
-    ids=lambda value: getattr(value, "__name__", None) or str(value),
+    ids=lambda value: getattr(value, "__name__", None) or stable_id(value),
 )
 def test_what_a_module_came_with_is_its_own(module: ModuleType, name: str, value: Any) -> None:
     """Its functions and classes, wherever in the package they are from, and known constants."""
@@ -111,7 +118,7 @@ class Counting:
     """An object of the user's around a function of a library."""
 
     def __init__(self, function: Any) -> None:
-        self.__name__ = function.__name__
+        self.__name__ = getattr(function, "__name__", "local_devices")  # a cache may have none
         self.__wrapped__ = function
 
 
@@ -132,6 +139,25 @@ def test_another_function_of_the_library_under_such_a_name_is_not_its_own(
     assert not judged(jax.nn, "swish", jax.nn.gelu)
     monkeypatch.setattr(functions, "silu", jax.nn.gelu)
     assert not judged(jax.nn, "swish", jax.nn.gelu)
+
+
+def test_what_a_module_would_have_made_otherwise_is_not_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of other arguments, of something that was put there, or changed in place."""
+    log, policies = jax.debug.log, jax.checkpoint_policies
+    assert not judged(jax.debug, "log", functools.partial(log.func))
+    assert not judged(jax.debug, "log", functools.partial(log.func, 1, **log.keywords))
+    assert not judged(jax.debug, "log", functools.partial(log.func, _use_logging=1))
+    assert not judged(jax.debug, "log", functools.partial(mine, **log.keywords))
+    assert not judged(jax, "float0", np.dtype("f4"))
+    assert not judged(jax.lax, "PrecisionLike", str | None)
+    assert not judged(jax.lax, "random_gamma_grad", jax.lax.digamma)
+    monkeypatch.setattr(policies, "dots_saveable", policies.nothing_saveable)
+    assert not judged(jax, "checkpoint_policies", policies)
+    home = import_module(log.func.__module__)
+    monkeypatch.setattr(home, "debug_print", mine)
+    assert not judged(jax.debug, "log", functools.partial(mine, **log.keywords))
 
 
 ORIGINS = """

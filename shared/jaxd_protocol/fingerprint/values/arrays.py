@@ -28,7 +28,8 @@ _jax_contents: Final = IdentityMemo[bytes]()
 def emit_array(walk: Walk, value: Any) -> bool:
     """Appends an array, or something else of numpy's; False when it is neither.
 
-    What stands for an array, as arrays on a server do, arrives there as the array.
+    What stands for an array, as arrays on a server do, arrives there as the array. One of jax is
+    its content in a process without jax.
     """
     stands_for = getattr(type(value), "__stands_for__", None)
     given = value
@@ -55,7 +56,7 @@ def emit_array(walk: Walk, value: Any) -> bool:
         walk.text(_dtype(value))
     elif isinstance(value, numpy.ufunc) and _universal_function(walk, numpy, value):
         return True
-    elif _jax_array(walk, numpy, value):
+    elif _jax_array(walk, numpy, value, given):
         walk.reach.aliased.append(given)
     else:
         return False
@@ -158,17 +159,17 @@ def _summary(dtype: Any, shape: tuple[int, ...]) -> str:
     return f"{dtype}[{','.join(map(str, shape))}]"
 
 
-def _jax_array(walk: Walk, numpy: Any, value: Any) -> bool:
-    data = _jax_contents.get(value)
+def _jax_array(walk: Walk, numpy: Any, value: Any, given: Any) -> bool:
+    data = _jax_contents.get(given)
     if data is None:
         found = array_content(value)
         if found is None:
             return False
         dtype, shape, weak, impl, array = found
         head = repr((dtype, tuple(shape), weak, impl)).encode()
-        data = _jax_contents.put(value, head + _content(numpy, array))
+        data = _jax_contents.put(given, head + _content(numpy, array))
     walk.tag("jax array")
     walk.text(len(data))
     walk.write(data)
-    walk.part("array", walk.label, data, _summary(value.dtype, value.shape))
+    walk.part("array", walk.label, data, _summary(given.dtype, given.shape))
     return True
