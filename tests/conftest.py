@@ -125,7 +125,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSite]:
     monkeypatch.syspath_prepend(site.path)
     before = set(sys.modules)
     yield site
-    for name in sys.modules.keys() - before:
+    for name in sorted(sys.modules.keys() - before, reverse=True):  # a part before its package
         if str(site.path) in repr(sys.modules[name]):
             del sys.modules[name]
     shutil.rmtree(site.path)

@@ -23,13 +23,15 @@ from types import (
     SimpleNamespace,
     UnionType,
 )
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.canonical_bytes import ATOMS, is_same
-from jaxd_protocol.fingerprint.code.assignments import Expression, assignments_of
 from jaxd_protocol.packages.importable import importable_name
 from jaxd_protocol.packages.installed import is_local_file
+
+if TYPE_CHECKING:
+    from jaxd_protocol.fingerprint.code.assignments import Assignments, Expression
 
 _CONSTANTS: Final = {
     "pi": math.pi,
@@ -137,9 +139,15 @@ def _content(cell: CellType) -> Any:
         return None
 
 
+def _assignments(module: ModuleType) -> Assignments:
+    from jaxd_protocol.fingerprint.code.assignments import assignments_of  # few look
+
+    return assignments_of(module)
+
+
 def _origin(module: ModuleType, name: str) -> tuple[ModuleType, str] | None:
     """The module and name from which a module's own code takes what it gives this name."""
-    home, names = assignments_of(module).origins.get(name, ("", ()))
+    home, names = _assignments(module).origins.get(name, ("", ()))
     owner: Any = sys.modules.get(home) if home else module
     for step in names[:-1]:
         owner = vars(owner).get(step) if isinstance(owner, ModuleType) else None
@@ -151,7 +159,7 @@ def _origin(module: ModuleType, name: str) -> tuple[ModuleType, str] | None:
 
 def _is_made(module: ModuleType, name: str, value: Any, is_local: Callable[[str], bool]) -> bool:
     """Whether it is what the module's code makes under this name, of what belongs there."""
-    expression = assignments_of(module).made.get(name)
+    expression = _assignments(module).made.get(name)
     if expression is None:
         return False
     try:
@@ -264,7 +272,7 @@ def is_replaced_constant(module: ModuleType, name: str, value: Any) -> bool:
         value: what is there now: a plain value, an array or a number of numpy.
     """
     is_data = is_plain_data(value) or is_array(value) or type(value).__module__ == "numpy"
-    own = assignments_of(module).constants.get(name, ()) if is_data else ()
+    own = _assignments(module).constants.get(name, ()) if is_data else ()
     return bool(own) and not any(is_same(value, each) for each in own)
 
 

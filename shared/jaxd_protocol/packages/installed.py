@@ -77,6 +77,14 @@ def content_of(module: str) -> dict[str, Any]:
     return found
 
 
+def _folders(module: Any) -> list[str]:
+    """The folders of a package; none where its parent is gone, in which a namespace looks."""
+    try:
+        return list(getattr(module, "__path__", ()))
+    except KeyError:
+        return []
+
+
 def is_local_module(name: str | None) -> bool:
     """Whether the loaded module of that name is the user's own; `__main__` always is."""
     if name is None or name == "__main__":
@@ -90,7 +98,7 @@ def is_local_module(name: str | None) -> bool:
         return spec is None
     if origin is not None:
         return is_local_file(origin)
-    folders = list(getattr(module, "__path__", ()))
+    folders = _folders(module)
     if folders:  # a namespace package: it has no file of its own
         return any(is_local_file(folder) for folder in folders)
     # An extension module makes submodules that have no file: `jaxlib._jax.pytree`. A module

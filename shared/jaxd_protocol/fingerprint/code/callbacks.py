@@ -8,20 +8,20 @@ branch of a conditional. A client lets a server call this and nothing else. *Doe
 object that is passed there itself and used for nothing else is not in the key: it decides nothing
 about the program. Where that is not certain, it counts like everything else.
 
-Code of CPython 3.11 to 3.13 is read. An instruction that is not known makes an unknown
-value, so that less may be called, and more counts.
+An instruction that is not known makes an unknown value, so that less may be called, and more
+counts.
 """
 
 from __future__ import annotations
 
 import dis
-import sys
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from types import CodeType
 from typing import Any, Final, Literal, NamedTuple
 
+from jaxd_protocol.fingerprint.code.bytecode import HERE, instructions_of, jumps, stack_effect
 from jaxd_protocol.fingerprint.data_model import (
     NO_CALLBACKS,
     CallbackReferences,
@@ -73,14 +73,12 @@ _CALLBACK_PATHS: Final = frozenset(
     {("debug", "callback"), ("experimental", "io_callback"), ("jax", "io_callback")}
 )
 _PARTIAL_PATHS: Final = frozenset({("partial",), ("functools", "partial")})
-_NO_EFFECT: Final = frozenset({"CACHE", "EXTENDED_ARG", "NOP", "PRECALL", "RESUME", "KW_NAMES"})
+_NO_EFFECT: Final = HERE.without_effect | {"PRECALL", "RESUME", "KW_NAMES"}
 _EXITS: Final = frozenset(
     {"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD"}
 )
 _MAX_ORIGINS: Final = 256
 """Variables that are looked through for one value: more of them are assigned each other."""
-
-_HAS_LOAD_METHOD: Final = sys.version_info < (3, 12)
 
 
 def nested_codes(code: CodeType) -> list[CodeType]:
@@ -123,7 +121,7 @@ class _StackReader:
         self._constants: list[object] = []
         self.given: list[_StackValue] = []
         self.bound: dict[str, list[_StackValue]] = {}
-        for each in dis.get_instructions(code):
+        for each in instructions_of(code):
             self._step(each)
 
     def _step(self, each: dis.Instruction) -> None:
@@ -195,7 +193,7 @@ class _StackReader:
     def _on_load_global(self, each: dis.Instruction) -> None:
         value = _value("global", each.argval, each.offset)
         null = [_UNKNOWN] if (each.arg or 0) & 1 else []
-        self._push(*null, value) if _NULL_FIRST else self._push(value, *null)
+        self._push(*null, value) if HERE.null_first else self._push(value, *null)
 
     def _on_load_name(self, each: dis.Instruction) -> None:
         self._push(_value("global", each.argval, each.offset))
@@ -227,7 +225,7 @@ class _StackReader:
         self.bound.setdefault(name, []).append(self._pop())
 
     def _on_load_attr(self, each: dis.Instruction) -> None:
-        self._attribute(each.argval, method=not _HAS_LOAD_METHOD and bool((each.arg or 0) & 1))
+        self._attribute(each.argval, method=not HERE.has_load_method and bool((each.arg or 0) & 1))
 
     def _on_load_method(self, each: dis.Instruction) -> None:
         self._attribute(each.argval, method=True)
@@ -251,7 +249,7 @@ class _StackReader:
 
     def _on_make_function(self, each: dis.Instruction) -> None:
         made = self._pop()
-        if _NULL_FIRST:  # from CPython 3.13 on, SET_FUNCTION_ATTRIBUTE has the rest
+        if HERE.null_first:  # from CPython 3.13 on, SET_FUNCTION_ATTRIBUTE has the rest
             self._pops((each.arg or 0).bit_count())
         self._push(made)
 
@@ -306,7 +304,7 @@ class _StackReader:
         self._called([*self._pops(2)], given)
 
     def _on_call_function_ex(self, each: dis.Instruction) -> None:
-        if (each.arg or 0) & 1:
+        if HERE.has_keywords or (each.arg or 0) & 1:
             self._pop()
         given = _StackValue(self._pop().first, alone=False)
         self._called(self._pops(2), given)
@@ -320,9 +318,6 @@ class _StackReader:
             self.given.append(given._replace(alone=given.alone and is_one))
         is_partial = not _PARTIAL_PATHS.isdisjoint(chains)
         self._push(_StackValue(given.origins, alone=False) if is_partial else _UNKNOWN)
-
-
-_NULL_FIRST: Final = "SET_FUNCTION_ATTRIBUTE" not in dis.opmap  # before CPython 3.13
 
 
 def _value(kind: OriginKind, name: str, at: int = -1) -> _StackValue:
@@ -467,7 +462,6 @@ def _aliased_cell(codes: Sequence[CodeType], origin: Origin, seen: tuple[str, ..
 # what is passed to functions that are called by name ---------------------------------------------
 
 _CALLS: Final = frozenset({"CALL", "CALL_KW"})
-_JUMPS: Final = frozenset({*dis.hasjrel, *dis.hasjabs})
 _MAX_INSTRUCTIONS: Final = 300
 _ENDS: Final = frozenset(
     {"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE", "COPY", "SWAP"}
@@ -516,7 +510,7 @@ def _called_name(code: Sequence[Any], at: int) -> tuple[tuple[str, ...], int]:
         if each.target or each.op not in ("LOAD_ATTR", "LOAD_METHOD"):
             break
         names.append(each.value)
-        if each.op == "LOAD_METHOD" or (not _HAS_LOAD_METHOD and each.arg & 1):
+        if each.op == "LOAD_METHOD" or (not HERE.has_load_method and each.arg & 1):
             return tuple(names), end + 1
     return (), at
 
@@ -529,7 +523,7 @@ def _arguments_of(
     named = depth = 0
     for at in range(first, min(first + _MAX_INSTRUCTIONS, len(code))):
         each = code[at]
-        if each.target or each.op in _ENDS or dis.opmap[each.op] in _JUMPS:
+        if each.target or each.op in _ENDS or jumps(each.op):
             return
         if each.op == "KW_NAMES":
             if depth == _call_size(code, at + 1):
@@ -558,10 +552,7 @@ def _call_size(code: Sequence[Any], at: int) -> int:
 def _effect_of(each: Any) -> int:
     if each.op == "CALL":  # on 3.11 a part of this is that of another instruction
         return -1 - int(each.arg)
-    opcode = dis.opmap[each.op]
-    argument = each.arg if opcode >= dis.HAVE_ARGUMENT else None
-    effect: int = dis.stack_effect(opcode, argument, jump=False)
-    return effect
+    return stack_effect(each.op, each.arg)
 
 
 def _places(

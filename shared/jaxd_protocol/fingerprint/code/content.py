@@ -10,33 +10,19 @@ from __future__ import annotations
 import dis
 import inspect
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from types import CodeType
 from typing import Final
 
 from jaxd_protocol.fingerprint.canonical_bytes import constant, digest
+from jaxd_protocol.fingerprint.code.bytecode import HERE
 
-_NO_EFFECT: Final = frozenset({"CACHE", "EXTENDED_ARG", "NOP"})
 _ABOUT_A_CLASS: Final = frozenset({"__doc__", "__firstlineno__", "__static_attributes__"})
 """Names that the body of a class or module assigns constants to, and that describe its source."""
 
-_PAIRS: Final = {
-    "LOAD_FAST_LOAD_FAST": ("LOAD_FAST", "LOAD_FAST"),
-    "STORE_FAST_LOAD_FAST": ("STORE_FAST", "LOAD_FAST"),
-    "STORE_FAST_STORE_FAST": ("STORE_FAST", "STORE_FAST"),
-}
-"""Two instructions in one, as Python 3.13 has them where both stand on one line."""
-
-NAME_FLAGS: Final = {
-    "LOAD_GLOBAL": 1,
-    "LOAD_ATTR": 0 if sys.version_info < (3, 12) else 1,
-    "LOAD_SUPER_ATTR": 2,
-}
-"""How many bits of an instruction's argument are no number of a name; none for any other."""
-
 _CONST_OPS: Final = frozenset(dis.hasconst)
+_LOADS_CONSTANT: Final = frozenset({"LOAD_CONST"})
 _NAME_OPS: Final = frozenset(dis.hasname)
 _JUMPS: Final = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
 
@@ -67,7 +53,7 @@ def digest_of(
 
     Args:
         code: the code object.
-        instructions: all of them.
+        instructions: all of them, as `instructions_of` gives them.
         inner: gives the digest of nested code.
     """
     writer = _Writer(code, instructions)
@@ -122,7 +108,7 @@ class _Writer:
         kept: list[dis.Instruction] = []
         for each in instructions:
             self._places[each.offset] = len(kept)
-            if each.opname not in _NO_EFFECT and each.offset not in described:
+            if each.opname not in HERE.without_effect and each.offset not in described:
                 kept.append(each)
         return kept
 
@@ -131,13 +117,13 @@ class _Writer:
         if each.opcode in _CONST_OPS:
             argument = self.constants.setdefault(argument, len(self.constants))
         elif each.opcode in _NAME_OPS:
-            bits = NAME_FLAGS.get(each.opname, 0)
+            bits = HERE.name_bits.get(each.opname, 0)
             number = self.names.setdefault(self._code.co_names[argument >> bits], len(self.names))
             argument = number << bits | argument & (1 << bits) - 1
         elif each.opcode in _JUMPS:
             argument = self._place(each.argval)
-        elif each.opname in _PAIRS:
-            first, second = _PAIRS[each.opname]
+        elif each.opname in HERE.pairs:
+            first, second = HERE.pairs[each.opname]
             self.text.append(f"{dis.opmap[first]} {argument >> 4};")
             self.text.append(f"{dis.opmap[second]} {argument & 15};")
             return
@@ -159,7 +145,7 @@ def _descriptions(instructions: Sequence[dis.Instruction]) -> set[int]:
     found = set[int]()
     for load, store in pairwise(instructions):
         is_named = store.opname == "STORE_NAME" and store.argval in _ABOUT_A_CLASS
-        if is_named and load.opcode in _CONST_OPS and not store.is_jump_target:
+        if is_named and load.opname in _LOADS_CONSTANT and not store.is_jump_target:
             found |= {load.offset, store.offset}
     return found
 

@@ -14,6 +14,7 @@ from types import CodeType
 from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.base.process import IdentityMemo
+from jaxd_protocol.fingerprint.code.bytecode import HERE, instructions_of, stack_effect
 from jaxd_protocol.fingerprint.code.callbacks import (
     AS_CALLBACK,
     callback_references,
@@ -135,7 +136,7 @@ def _tells_objects_apart(
 ) -> bool:
     """Whether an instruction gives something else for one object than for two equal ones."""
     if each.opname == "IS_OP":
-        return before is None or before.opname != "LOAD_CONST"
+        return before is None or before.opname not in ("LOAD_CONST", "LOAD_COMMON_CONSTANT")
     if each.opname == "BINARY_OP":
         return each.argrepr.endswith("=")
     if each.opname == "STORE_DEREF":
@@ -162,7 +163,7 @@ class that it gives them to, to look up types by name: ``TypeCheckMemo(globals()
 class _CodeReader:
     def __init__(self, code: CodeType) -> None:
         self.code = code
-        self.listing = list(dis.get_instructions(code))
+        self.listing = instructions_of(code)
         self.instructions = Instructions(code, self.listing)
         self.reads: dict[tuple[str, Steps], Read] = {}
         self.names: dict[str, None] = {}
@@ -417,9 +418,7 @@ BoundName = tuple[str, "tuple[str, ...] | None"]
 """A variable that an import statement binds, and the attribute path from the module that the
 statement names; None for its top-level package, which `import a.b` binds."""
 
-_NO_EFFECT: Final = frozenset(
-    {"CACHE", "EXTENDED_ARG", "NOP", "PRECALL", "PUSH_NULL", "RESUME", "COPY_FREE_VARS"}
-)
+_NO_EFFECT: Final = HERE.without_effect | {"PRECALL", "PUSH_NULL", "RESUME", "COPY_FREE_VARS"}
 _ATTRIBUTE: Final = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
 _STORE: Final = frozenset({"STORE_FAST", "STORE_NAME", "STORE_DEREF", "STORE_GLOBAL"})
 _STORE_VARIABLE: Final = frozenset(
@@ -459,7 +458,7 @@ class Instructions(list[Instruction]):
     def __init__(self, code: CodeType, listing: Iterable[dis.Instruction] | None = None) -> None:
         super().__init__()
         line, target = code.co_firstlineno, False
-        for each in listing or dis.get_instructions(code):
+        for each in listing or instructions_of(code):
             if each.starts_line and each.positions is not None:
                 line = each.positions.lineno or line
             target = target or each.is_jump_target
@@ -560,9 +559,7 @@ class Instructions(list[Instruction]):
                 return False
             if each.op in ("STORE_SUBSCR", "DELETE_SUBSCR") and above == 1:
                 return True
-            opcode = dis.opmap[each.op]
-            argument = each.arg if opcode >= dis.HAVE_ARGUMENT else None
-            above += dis.stack_effect(opcode, argument, jump=False)
+            above += stack_effect(each.op, each.arg)
             if above <= 0:
                 return False
         return False

@@ -201,9 +201,11 @@ def _is_content(cls: type, name: str) -> bool:
 
 def _annotations(walk: Walk, cls: type) -> None:
     """Names and their order: the types are not read, or by a decorator that kept them."""
-    annotations: Any = vars(cls).get("__annotations__", ())
-    walk.text(len(annotations))
-    for name in annotations:
+    from jaxd_protocol.fingerprint.values import reflection  # as above
+
+    names = reflection.annotated_names(cls)
+    walk.text(len(names))
+    for name in names:
         walk.text(name)
 
 

@@ -101,7 +101,11 @@ _HIDDEN_STATE: Final = {
     ),
     ("hydra.core.hydra_config", "HydraConfig"): "hydra's configuration of itself",
     **dict.fromkeys(
-        [("decimal", name) for name in ("Decimal", "getcontext", "localcontext")],
+        [
+            (module, name)
+            for module in ("decimal", "_decimal")  # the functions, from Python 3.14 on
+            for name in ("Decimal", "getcontext", "localcontext")
+        ],
         "decimal's context",
     ),
 }
@@ -190,7 +194,7 @@ def _has_state(module: str) -> bool:
         return content["get_current_context"](silent=True) is not None
     if module == "hydra.core.hydra_config" and content:
         return bool(content["HydraConfig"].initialized())
-    if module == "decimal" and content:
+    if module in ("decimal", "_decimal") and content:
         return _decimal_settings(content["getcontext"]()) != _PLAIN_DECIMAL
     return True
 

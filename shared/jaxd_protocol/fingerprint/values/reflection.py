@@ -125,12 +125,28 @@ def _annotations(walk: Walk, value: Any) -> None:
 
 
 def raw_annotations(value: Any) -> dict[str, Any]:
-    """The annotations of a function or class itself, as they are."""
-    if isinstance(value, type):
+    """The annotations of a function or class itself, as they are.
+
+    From Python 3.14 on they are made when they are first asked for.
+    """
+    if isinstance(value, type) and "__annotate_func__" not in vars(value):
         own: dict[str, Any] | None = vars(value).get("__annotations__")
         return {} if own is None else own
     found: dict[str, Any] = value.__annotations__
     return found
+
+
+def annotated_names(cls: type) -> tuple[str, ...]:
+    """The names that have annotations in a class itself, in order; none of these is evaluated."""
+    content = vars(cls)
+    known = content.get("__annotations__", content.get("__annotations_cache__"))
+    make = content.get("__annotate_func__")
+    if known is not None or make is None:
+        return tuple(known or ())
+    from importlib import import_module
+
+    library: Any = import_module("annotationlib")  # from Python 3.14 on
+    return tuple(library.call_annotate_function(make, library.Format.STRING, owner=cls))
 
 
 def resolved_annotations(value: Any, readers: AbstractSet[Reader]) -> dict[str, Any] | None:

@@ -142,12 +142,12 @@ class _AbstractClasses:
     def _look() -> dict[type, set[type]]:
         found: dict[type, set[type]] = {}
         left: list[Any] = [object]
-        seen = {object}
+        seen = {id(object)}  # some classes of `typing` warn when they are compared
         while left:
             for each in type.__subclasses__(left.pop()):
-                if each in seen:
+                if id(each) in seen:
                     continue
-                seen.add(each)
+                seen.add(id(each))
                 left.append(each)
                 for one in _registered_with(each):
                     found.setdefault(one, set()).update(_installed_above(each))

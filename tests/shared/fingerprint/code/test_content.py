@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import dis
+import sys
 
 import pytest
 
-from jaxd_protocol.fingerprint.code.content import NAME_FLAGS
+from jaxd_protocol.errors import ConfigurationError
+from jaxd_protocol.fingerprint.code.bytecode import BYTECODES, HERE, bytecode_of
 from jaxd_protocol.fingerprint.code.reads import facts_of
 
 PLAIN_NAME_OPS = {
     *("STORE_NAME", "DELETE_NAME", "STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL"),
     *("LOAD_NAME", "LOAD_METHOD", "IMPORT_NAME", "IMPORT_FROM", "LOAD_FROM_DICT_OR_GLOBALS"),
 }
-PSEUDO_OPS = {"LOAD_SUPER_METHOD", "LOAD_ZERO_SUPER_METHOD", "LOAD_ZERO_SUPER_ATTR"}
-"""What only the compiler has."""
+PSEUDO_OPS = {
+    *("LOAD_SUPER_METHOD", "LOAD_ZERO_SUPER_METHOD", "LOAD_ZERO_SUPER_ATTR"),
+    "INSTRUMENTED_LOAD_SUPER_ATTR",
+}
+"""What only the compiler has, and what only a profiler puts there."""
 
 
 def _digest(source: str) -> bytes:
@@ -25,8 +30,19 @@ def _digest(source: str) -> bytes:
 
 def test_every_instruction_with_a_name_is_known() -> None:
     """A new one may keep flags in its argument, which would not count."""
-    known = PLAIN_NAME_OPS | PSEUDO_OPS | NAME_FLAGS.keys()
+    known = PLAIN_NAME_OPS | PSEUDO_OPS | HERE.name_bits.keys()
     assert {dis.opname[each] for each in dis.hasname} <= known
+
+
+def test_the_code_of_an_interpreter_that_is_not_in_the_table_is_refused() -> None:
+    """With the versions that are read, and how to install one."""
+    assert bytecode_of("cpython", sys.version_info[:2]) is HERE
+    newest = max(BYTECODES)
+    later = newest[0], newest[1] + 1
+    with pytest.raises(ConfigurationError, match=r"cpython 3\.\d+\. Use CPython 3\.11 to 3\.\d+,"):
+        bytecode_of("cpython", later)
+    with pytest.raises(ConfigurationError, match="that of pypy 3"):
+        bytecode_of("pypy", newest)
 
 
 @pytest.mark.parametrize(

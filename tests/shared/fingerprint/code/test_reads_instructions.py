@@ -17,7 +17,7 @@ def test_instructions_that_do_nothing_are_left_out() -> None:
 
 def test_where_a_jump_leads_is_known() -> None:
     """Also where the instruction there is one that does nothing."""
-    found = Instructions(code_of("while x:\n    x = f(x)\nreturn cfg"))
+    found = Instructions(code_of("y = cfg\nwhile x:\n    x = f(x)\nreturn cfg"))
     assert any(each.target for each in found)
     assert not found[0].target
 
