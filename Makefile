@@ -28,16 +28,17 @@ GPU_AGAIN ?=
 IMAGE ?= jaxd:py3.12
 # Interpreters that `make dist` tries; none: one of each supported minor version that is found.
 DIST_PYTHONS ?=
+CLIENT_JAX ?= 0.6 0.7 0.8 0.9
 LOCK_PYTHONS ?= python3.11 python3.12 python3.13
 # Files are shared out among this many processes at most; each of those has a server of its own.
 TEST_PROCESSES ?= 4
 EXTRAS ?= server,demo,dev,libraries
 DEMO_ARGS ?=
 
-# The first of these that is 3.11 to 3.13 and can make a virtual environment. Asked by running it:
+# The first of these that is 3.11 to 3.14 and can make a virtual environment. Asked by running it:
 # a name on the PATH may be a shim for a version that is not installed.
-PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3; do \
-  "$$p" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null \
+PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3.14 python3; do \
+  "$$p" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15))' 2>/dev/null \
   && { echo "$$p"; break; }; done)
 
 bin := $(VENV)/bin
@@ -52,7 +53,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
 .PHONY: help demo test slow test-docker test-variants soak faults fuzz hostile pauses lint lint-docker house bench clean
-.PHONY: locks audit sbom corpus corpus-quick identity gpu gpu-wheels docs dist
+.PHONY: client-jax locks audit sbom corpus corpus-quick identity gpu gpu-wheels docs dist
 
 help:
 	@echo 'make demo    train on real digits from two fresh processes; the second compiles nothing'
@@ -81,6 +82,7 @@ help:
 	@echo 'make docs    the documents as a site, in dist/site; a warning is an error'
 	@echo 'make dist    wheel and sdist in dist, checked, and tried in clean environments (DIST_PYTHONS="...")'
 	@echo 'make bench   measure against plain jax, its disk cache and others (BENCH_ARGS="--help")'
+	@echo 'make client-jax   clients with other versions of jax, CLIENT_JAX="0.6 0.7 0.8 0.9", beside this server'
 	@echo 'make gpu     what needs a GPU, with GPU_PYTHON=python3 (its own jax) into GPU_OUT=dist/gpu, GPU_TIME=480'
 	@echo '             seconds for each part; goes on where it stopped (GPU_REHEARSAL=1: on a CPU)'
 	@echo 'make gpu-wheels   into dist/gpu-wheels what a machine with a GPU and no network lacks'
@@ -117,6 +119,17 @@ identity: $(VENV)/.dev
 pauses: $(VENV)/.dev
 	@PAUSES=$(PAUSES) PYTHONPATH=$(CURDIR)/tests/pauses $(bin)/python -m pytest -q -m 'not soak and not docker and not variants and not faults and not gpu' \
 	  -o timeout=180 -o faulthandler_timeout=0 $(parallel) $(TEST_ARGS)
+
+# A client has the jax of its user, and the server another one.
+client-jax: $(VENV)/.dev
+	@for v in $(CLIENT_JAX); do \
+	  test -e $(VENV)-jax-$$v/.made || { echo "installing jax $$v into $(VENV)-jax-$$v (once) ..." \
+	  && $(bin)/python -m venv --clear $(VENV)-jax-$$v \
+	  && $(VENV)-jax-$$v/bin/python -m pip install -qq --disable-pip-version-check "jax==$$v.*" rpyc cloudpickle flatbuffers \
+	  && touch $(VENV)-jax-$$v/.made; } || exit 1; \
+	done
+	@CLIENT_PYTHONS='$(foreach v,$(CLIENT_JAX),$(CURDIR)/$(VENV)-jax-$(v)/bin/python)' \
+	  $(bin)/python -m pytest -q -m 'slow or not slow' -n 0 $(TEST_ARGS) tests/end_to_end/test_client_jax.py
 
 test-docker: $(VENV)/.dev
 	@$(bin)/python -m pytest -q -m docker -o timeout=0 -o faulthandler_timeout=0 $(TEST_ARGS)
@@ -195,7 +208,7 @@ clean:
 
 $(VENV)/.made:
 	@test -n '$(PYTHON)' || { \
-	  echo 'make: no Python 3.11, 3.12 or 3.13 that can make a virtual environment was found.'; \
+	  echo 'make: no Python 3.11 to 3.14 that can make a virtual environment was found.'; \
 	  echo 'On Debian or Ubuntu: apt-get install python3 python3-venv'; \
 	  echo 'Or name one: make $(MAKECMDGOALS) PYTHON=/path/to/python3.12'; exit 1; } >&2
 	@'$(PYTHON)' -m venv '$(VENV)'

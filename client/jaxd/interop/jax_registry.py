@@ -153,7 +153,11 @@ def register(cls: type[ArrayLike]) -> None:
     """Registers a class with jax; if its tables have moved, `jax.jit(f)(x)` refuses the array."""
     with suppress(KeyError, AttributeError):
         sys.modules["jax._src.core"].pytype_aval_mappings[cls] = _abstract
-        sys.modules["jax._src.dtypes"].register_canonicalize_value_handler(cls, _as_jax)
+        dtypes = sys.modules["jax._src.dtypes"]
+        if hasattr(dtypes, "register_canonicalize_value_handler"):
+            dtypes.register_canonicalize_value_handler(cls, _as_jax)
+        else:  # before jax 0.10
+            dtypes.canonicalize_value_handlers[cls] = _as_jax
 
 
 @lru_cache(maxsize=1)

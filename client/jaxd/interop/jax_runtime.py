@@ -96,7 +96,10 @@ def runs_here() -> bool:
     As under `jax.disable_jit()`, where a function runs step by step, for whoever looks at it.
     """
     jax = loaded_jax()
-    return jax is not None and (jax.config.jax_disable_jit or jax.config.jax_no_execution)
+    if jax is None:
+        return False
+    no_execution = getattr(jax.config, "jax_no_execution", False)  # from jax 0.7 on
+    return jax.config.jax_disable_jit or no_execution
 
 
 def is_mutable_in_jax(cls: type) -> bool:

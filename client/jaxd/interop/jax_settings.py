@@ -47,9 +47,8 @@ class SettingsReader:
     def __init__(self) -> None:
         from jax._src import config, mesh
 
-        self._trace_context: Callable[[], tuple[Any, ...]] = config.trace_context
-        self._names: Callable[[], tuple[str, ...]] = config.trace_context_names
         holders = sys.modules["jax"].config._value_holders
+        self._trace_context, self._names = _named_context(config, holders)
         seen = set(self._names())
         outside = [
             name for name in (*CONFIG_DEFAULTS, *REFUSED) if name in holders and name not in seen
@@ -95,6 +94,26 @@ class SettingsReader:
             elif value != self._unset.get(name):
                 raise _cannot_travel(name, value)
         yield from _described(self._contexts())
+
+
+def _named_context(
+    config: Any, holders: Mapping[str, Any]
+) -> tuple[Callable[[], tuple[Any, ...]], Callable[[], tuple[str, ...]]]:
+    """What gives all that decides about a trace in this thread, and what gives the names of that.
+
+    Before jax 0.10 nothing gives the names. There each is read by itself, and a setting that a
+    server does not know is left out: its jax is another one, which has no such thing.
+    """
+    if hasattr(config, "trace_context_names"):
+        return config.trace_context, config.trace_context_names
+    found = {
+        name: each
+        for name, each in vars(config).items()
+        if name in CONTEXTS or name.endswith("_context_manager")
+    }
+    found |= {name: holders[name] for name in CONFIG_DEFAULTS if name in holders}
+    read, names = tuple(found.values()), tuple(found)
+    return lambda: tuple(map(_value, read)), lambda: names
 
 
 def _device_context(config: Any, mesh: Any) -> Any:

@@ -8,6 +8,7 @@ used in its place, but for weak types and typed keys, which need these. Verified
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from importlib import import_module
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -19,6 +20,10 @@ from jax._src.random import prng
 from jaxlib import _jax
 
 _MOST_PATTERNS: Final = 1 << 12
+_enable_x64: Final = (
+    jax.enable_x64 if hasattr(jax, "enable_x64") else import_module("jax.experimental").enable_x64
+)
+"""Before jax 0.8 it has another place."""
 
 
 class KeySpec(NamedTuple):
@@ -109,7 +114,8 @@ class _Put:
             self._batched: Callable[..., Any] = _jax.batched_device_put
             self._context: Callable[[], Any] = config.trace_context
             self._guards: Callable[[], Any] = guard_lib.thread_local_state
-            self._is_quick = hasattr(xla_bridge, "_default_backend")
+            takes_width = "enable_x64" in str(self._batched.__doc__)  # from jax 0.7 on
+            self._is_quick = takes_width and hasattr(xla_bridge, "_default_backend")
         except AttributeError:
             self._is_quick = False
 
@@ -152,7 +158,7 @@ class _Put:
 
 
 def _put_publicly(array: Any, *, weak: bool) -> Any:
-    with jax.enable_x64(True), jax.ensure_compile_time_eval():
+    with _enable_x64(True), jax.ensure_compile_time_eval():
         strong = jax.device_put(array)
     if not weak:
         return strong

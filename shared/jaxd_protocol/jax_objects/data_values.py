@@ -13,6 +13,7 @@ from functools import partial
 from types import FunctionType
 from typing import Any, Final
 
+from jaxd_protocol.jax_objects.decomposition import partitions_of
 from jaxd_protocol.jax_objects.names import is_of_jax, kind_of
 from jaxd_protocol.pytree.data_values import KINDS, DataKind, check, typed
 
@@ -145,7 +146,7 @@ def _key_type(implementation: str) -> Any:
 def _partition_parts(spec: Any) -> tuple[Any, ...]:
     free = type(spec).UNCONSTRAINED
     axes = tuple(
-        True if part is free else part for part in spec.partitions
+        True if part is free else part for part in partitions_of(spec)
     )  # True is no name of an axis
     return axes, tuple(spec.unreduced), tuple(spec.reduced)
 

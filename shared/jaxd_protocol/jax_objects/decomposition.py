@@ -137,7 +137,14 @@ def _spec_parts(spec: Any) -> dict[str, Any]:
 def _literal_array_parts(array: Any) -> dict[str, Any]:
     import numpy
 
-    return {"data": numpy.asarray(array), "aval": array.aval}
+    return {"data": numpy.asarray(array), "aval": aval_of_literal(array)}
+
+
+def aval_of_literal(array: Any) -> Any:
+    """The type of a literal array, which has none of its own before jax 0.10."""
+    if hasattr(array, "aval"):
+        return array.aval
+    return attribute("jax.core", "ShapedArray")(array.shape, array.dtype, array.weak_type)
 
 
 def _exported_parts(exported: Any) -> dict[str, Any]:

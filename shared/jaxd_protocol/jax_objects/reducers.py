@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 from jaxd_protocol.errors import PackingError
+from jaxd_protocol.jax_objects.decomposition import aval_of_literal, partitions_of
 from jaxd_protocol.jax_objects.jit_objects import jit_extras, jit_options, make_jit
 from jaxd_protocol.jax_objects.names import JAX_TYPES, NAMED_KINDS, kind_of, name_of_jax_object
 from jaxd_protocol.jax_objects.structures import make_structure, structure_nodes
@@ -91,7 +93,17 @@ def _literal_array(value: Any) -> Any:
     # jax's own `__reduce__` puts a bool in the place of the type, up to 0.11 at least.
     import numpy
 
-    return type(value), (numpy.asarray(value), value.aval)
+    return type(value), (numpy.asarray(value), aval_of_literal(value))
+
+
+def _partition_spec(value: Any) -> Any:
+    # before jax 0.9 it is pickled by a function that later ones have elsewhere
+    if hasattr(value, "partitions"):
+        return NotImplemented
+    axes = {name: getattr(value, name, None) for name in ("unreduced", "reduced")}
+    axes = {name: each for name, each in axes.items() if each}
+    make: Any = type(value)
+    return (partial(make, **axes) if axes else make), partitions_of(value)
 
 
 def _none() -> None:
@@ -127,6 +139,7 @@ _REDUCERS: dict[str, Callable[[Any], Any]] = {
     "primitive": _primitive,
     "cache": lambda cache: (_make_cache, (cache.__wrapped__,)),
     "tree structure": lambda structure: (make_structure, (structure_nodes(structure),)),
+    "partition spec": _partition_spec,
     "device": lambda device: (_find_device, (device.platform, device.id)),
     "exported": _exported,
     "literal array": _literal_array,
