@@ -15,6 +15,8 @@ import pytest
 from jaxd import connect
 from jaxd.errors import ValuesDied
 from tests.end_to_end.test_builders import compiles_for_ever
+from tests.end_to_end.test_client_jax import CHECKS
+from tests.end_to_end.test_client_jax import PRELUDE as OF_JAX
 from tests.live_server import ROOT, LiveServer
 
 PRELUDE = """
@@ -81,6 +83,102 @@ def test_all_of_it_works_over_tcp(live: LiveServer) -> None:
     assert (small, many, failure, right) == (3.0, True, "'broken'", True)
     assert "tcp://" in unix
     assert connections >= 1
+
+
+NOT_POSIX = """
+import builtins, concurrent.futures, io, multiprocessing, os, select, signal, socket, ssl
+import subprocess, sys, tempfile
+
+MODULES = '''fcntl resource pwd grp termios tty pty syslog readline curses _posixshmem'''.split()
+SOCKET = '''AF_UNIX SCM_RIGHTS CMSG_LEN CMSG_SPACE SO_PEERCRED SO_REUSEPORT TCP_USER_TIMEOUT
+TCP_KEEPIDLE TCP_KEEPINTVL TCP_KEEPCNT TCP_CONGESTION MSG_DONTWAIT MSG_NOSIGNAL MSG_CMSG_CLOEXEC
+send_fds recv_fds'''.split()
+OS = '''memfd_create register_at_fork fork forkpty getuid geteuid getgid getegid getgroups setuid
+setgid setresuid getresuid eventfd sched_getaffinity sched_setscheduler killpg getpgid getpgrp
+setsid setpgid chown fchown lchown fchmod mkfifo mknod nice getloadavg ctermid ttyname openpty wait
+wait3
+wait4 waitid pidfd_open posix_fallocate posix_fadvise sendfile readv writev pread pwrite O_NOFOLLOW
+O_DIRECTORY O_CLOEXEC O_NONBLOCK sync fdatasync pipe2 environb getenvb'''.split()
+SIGNALS = '''SIGCHLD SIGHUP SIGKILL SIGUSR1 SIGUSR2 SIGPIPE SIGQUIT SIGALRM pthread_kill
+pthread_sigmask setitimer alarm siginterrupt sigwait'''.split()
+for module, names in [
+    (socket, SOCKET), (os, OS), (select, ["poll", "epoll"]), (signal, SIGNALS),
+]:
+    for name in names:
+        if hasattr(module, name):
+            delattr(module, name)
+
+def hidden(sock):
+    raise AttributeError("hidden")
+
+for name in ["sendmsg", "recvmsg", "recvmsg_into", "sendmsg_afalg"]:
+    setattr(socket.socket, name, property(hidden))
+for name in MODULES:
+    sys.modules[name] = None
+
+def without_system_folders(function):
+    def hidden(path=".", *args, **kwargs):
+        if isinstance(path, str) and path.startswith(("/proc", "/sys/", "/dev/shm")):
+            raise FileNotFoundError(2, "No such file or directory", path)
+        return function(path, *args, **kwargs)
+    return hidden
+
+for module, name in [(builtins, "open"), (io, "open"), (os, "listdir"), (os, "stat"), (os, "open")]:
+    setattr(module, name, without_system_folders(getattr(module, name)))
+"""
+"""What Windows has not, after Python's own modules have seen what system this is."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("address", ["tcp", "tls"])
+def test_a_client_without_posix_has_all_of_it(
+    start_live: Callable[..., LiveServer], address: str
+) -> None:
+    """With jax as without it: in a process that has no forks, users, locks or Unix signals."""
+    server = start_live()
+    places = {"JAXD_SERVER": getattr(server, address)}
+    found = json.loads(server.run(NOT_POSIX + CALLS, **places).stdout)
+    small, many, failure, right, unix, _ = found
+    assert (small, many, failure, right) == (3.0, True, "'broken'", True)
+    assert "tcp://" in unix
+    done = server.run(NOT_POSIX + OF_JAX + CHECKS, **places)
+    assert done.returncode == 0, done.stderr
+    assert set(json.loads(done.stdout)[1].values()) == {True}, done.stdout + done.stderr
+
+
+UNCHANGED = """
+import jax
+function = jax.jit(lambda x: x * 2)
+print(float(function(3.0)), type(function).__module__.partition(".")[0])
+"""
+
+
+@pytest.mark.slow
+def test_commands_without_posix_do_their_work_or_say_where(
+    live: LiveServer, tmp_path: Path
+) -> None:
+    """Those that look after a server do it on the machine of the server."""
+    (tmp_path / "sitecustomize.py").write_text(NOT_POSIX)
+    program = tmp_path / "unchanged.py"
+    program.write_text(UNCHANGED)
+    path = os.pathsep.join([str(tmp_path), live.environment["PYTHONPATH"]])
+
+    def run(*words: str) -> tuple[int, str, str]:
+        begin = f"import sys; sys.argv[1:] = {list(words)!r}; from jaxd.cli.__main__ import main"
+        code = f"{begin}\nraise SystemExit(main())"
+        done = live.run(code, JAXD_SERVER=live.tls, PYTHONPATH=path)
+        assert "Traceback" not in done.stderr, done.stderr
+        return done.returncode, done.stdout, done.stderr
+
+    for words in (["version"], ["doctor"], ["status"], ["functions"], ["devices"], ["report"]):
+        assert run(*words)[0] == 0, words
+    for words in (["start"], ["serve"], ["cache", "list"]):
+        code, _, said = run(*words)
+        assert (code, "needs Unix sockets" in said, "on Linux" in said) == (1, True, True), said
+    for words in (["restart"], ["logs"]):
+        code, _, said = run(*words)
+        assert (code, "on the machine of the server at tls://" in said) == (3, True), said
+    assert run("run", str(program))[1] == "6.0 jaxd\n"
 
 
 INTERRUPTED = """

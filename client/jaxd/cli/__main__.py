@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple, NoReturn, Protocol
@@ -208,7 +209,8 @@ def _become(command: Forwarded, words: Sequence[str]) -> NoReturn:
     Raises:
         ConfigurationError: when a server cannot run because jax is not installed here.
     """
-    if words[0] == "serve" and {"-h", "--help", "--help-all"}.isdisjoint(words):
+    asks_for_help = not {"-h", "--help", "--help-all"}.isdisjoint(words)
+    if not asks_for_help and (words[0] == "serve" or not hasattr(socket, "AF_UNIX")):
         require_server_extra()
     program = [sys.executable, "-P", "-m", command.module, *words[1:]]
     os.execv(sys.executable, program)  # noqa: S606  no shell is wanted

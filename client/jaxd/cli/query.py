@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import socket
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -124,6 +125,11 @@ def ask_host(
 def no_server_at(address: Address) -> NoServer:
     """The error of a query at whose address no server runs."""
     advice = address.advice
+    if not hasattr(socket, "AF_UNIX"):
+        return NoServer(
+            "this command asks the host of a server by a Unix socket, which this system does not "
+            f"have. Run it on the machine of the server at {address}."
+        )
     if address == Address.unix(LocalServerFiles.of_this_environment().socket):
         advice = "Start one: jaxd start" if has_server_extra() else _NO_SERVER_HERE
     return NoServer(f"no server runs at {address}. {advice}")

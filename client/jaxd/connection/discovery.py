@@ -56,8 +56,16 @@ def require_server_extra() -> None:
     """Returns when this environment can run a server.
 
     Raises:
-        ConfigurationError: when it cannot; names the extra to install.
+        ConfigurationError: when it cannot; names the extra to install, or the system to use.
     """
+    import socket
+
+    if not hasattr(socket, "AF_UNIX"):
+        raise ConfigurationError(
+            "a server needs Unix sockets, which this system does not have. Start it on Linux, with "
+            "`jaxd serve --listen tls://0.0.0.0:18861`, and set JAXD_SERVER here to the address "
+            "that it prints."
+        )
     if not has_server_extra():
         raise ConfigurationError(
             "this environment has no jax, so it cannot run a server. "
