@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.live_server import LiveServer
+from tests.live_server import LiveServer, live_server
 
 PYTHONS = os.environ.get("CLIENT_PYTHONS", sys.executable).split()
 
@@ -222,28 +222,29 @@ def test_a_client_with_any_jax_has_all_of_it(
     assert len(found) == 16, version
 
 
-OTHERS = """
-said = {}
-for name, make in {
-    "here": lambda: persistent_call(lambda x: x + 7, place="here")(1.0),
-    "exported": lambda: persistent_call(lambda x: jnp.sin(x) + jax.random.uniform(keys))(1.5),
-}.items():
-    keys = jax.random.key(0)
-    try:
-        said[name] = float(make())
-    except jaxd.errors.JaxdError as error:
-        said[name] = str(error)
+HERE = """
+try:
+    said = float(persistent_call(lambda x: x + 7, place="here")(1.0))
+except jaxd.errors.PlaceRefused as error:
+    said = str(error)
 print(json.dumps([jax.__version__, said]))
+"""
+EXPORTED = """
+keys = jax.random.key(0)
+function = persistent_call(lambda x: jnp.sin(x) + jax.random.uniform(keys))
+print(json.dumps([jax.__version__, float(function(1.5))]))
 """
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("python", [each for each in PYTHONS if each != sys.executable])
-def test_what_needs_the_jax_of_the_server_is_refused_in_words(
+def test_what_another_jax_has_made_is_read_or_refused_in_words(
     start_live: Callable[..., LiveServer], python: str
 ) -> None:
-    """Programs for this process; those that it exports are read, as long as jax reads them."""
-    (version, said), _ = run_by(python, start_live("--accept", "exported"), OTHERS)
-    assert version in said["here"]
-    assert "place='auto'" in said["here"]
-    assert said["exported"] == pytest.approx(2.4476671)
+    """Programs of the server do not come to this process; those that it exports are read."""
+    (version, said), _ = run_by(python, start_live(), HERE)
+    assert version in str(said)
+    assert "place='auto'" in said
+    with live_server("--accept", "exported") as server:
+        (_, found), _ = run_by(python, server, EXPORTED)
+    assert found == pytest.approx(1.9451621)
