@@ -7,8 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,8 @@ from jaxd.connection.control_client import send_request
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import control_path
 from tests.end_to_end.gates import Gate, advice, in_thread
+from tests.faults.cgroups import memory_cgroup
 from tests.live_server import ROOT, LiveServer
-from tests.server.staging import until
 
 pytestmark = pytest.mark.faults
 
@@ -148,7 +147,7 @@ def test_a_suspect_spends_nobody_elses_retry(start_live: StartLive) -> None:
 COUNTS = """
 import pathlib
 from jaxd_server.runtime import system_memory
-system_memory.oom_kills = lambda: int(pathlib.Path({path!r}).read_text())
+system_memory._kills_in = lambda _: int(pathlib.Path({path!r}).read_text())
 """
 
 
@@ -190,32 +189,6 @@ def test_the_system_has_no_memory_left(
     assert not (send_request(control, {"ask": "quarantined"}) or {})["quarantined"]
 
 
-@contextmanager
-def memory_cgroup(most: int) -> Iterator[Callable[[int], None]]:
-    """A cgroup of that many bytes; puts processes there. Skips the test where none can be made."""
-    first = Path("/sys/fs/cgroup/memory")
-    second = Path("/sys/fs/cgroup")
-    is_first = (first / "memory.limit_in_bytes").exists()
-    folder = (first if is_first else second) / f"jaxd-test-{os.getpid()}"
-    limit = "memory.limit_in_bytes" if is_first else "memory.max"
-    try:
-        if not is_first:
-            (second / "cgroup.subtree_control").write_text("+memory")
-        folder.mkdir()
-        (folder / limit).write_text(str(most))
-    except OSError as error:
-        pytest.skip(f"no cgroup can be made here: {error}")
-
-    def put(pid: int) -> None:
-        (folder / "cgroup.procs").write_text(str(pid))
-
-    try:
-        yield put
-    finally:
-        until(lambda: not (folder / "cgroup.procs").read_text().strip())
-        folder.rmdir()
-
-
 def test_the_system_ends_the_worker_for_want_of_memory(start_live: StartLive) -> None:
     """By the limit of a cgroup: as above; who calls something else is told as well."""
     server = start_live("--value-bytes", "64M", "--build-in", "worker")
@@ -229,8 +202,11 @@ def test_the_system_ends_the_worker_for_want_of_memory(start_live: StartLive) ->
         kept = most.put(np.zeros(12 << 20, np.uint8)), least.put(np.zeros(4 << 20, np.uint8))
         control = control_path(Address.parse(server.unix))
         assert (send_request(control, {"ask": "status"}) or {})["worker"]["value_bytes"] == 16 << 20
-        with memory_cgroup(256 << 20) as put:  # what it has taken so far is not counted there
-            put(server.worker_pid())
+        with memory_cgroup(256 << 20) as cgroup:  # what it has taken so far is not counted there
+            cgroup.put(server.worker_pid())
+            send_request(
+                control, {"ask": "status"}
+            )  # the host looks at its cgroup, as it often does
             assert least.persistent_call(takes_more)(1) == 1 + (1 << 30)  # in the next worker
             with pytest.warns(errors.ValuesDiedWarning, match=r"memory was short.* 12\.0 MiB now"):
                 most.persistent_call(lambda x: x + 1)(1.0)

@@ -8,6 +8,8 @@ import os
 import resource
 import sys
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
@@ -37,6 +39,9 @@ _FIRST: Final = _CgroupFiles(
 )
 _SECOND: Final = _CgroupFiles("memory.max", "memory.current", "memory.events", "inactive_file")
 
+_OF_KILLS: Final = {_FIRST: [_FIRST.kills], _SECOND: [f"{_SECOND.kills}.local", _SECOND.kills]}
+"""Files that count kills, the first one without those of the cgroups below."""
+
 _USUAL_FILES = 1024
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -65,21 +70,80 @@ def host_spare(root: str = _CGROUPS, meminfo: str = "/proc/meminfo", own: str = 
     return min((spare for spare, _ in _sizes(root, meminfo, own)), default=sys.maxsize)
 
 
+class OomCount(NamedTuple):
+    """How many processes of a cgroup were killed for want of memory.
+
+    Attributes:
+        path: of the file that says so.
+        kills: how many so far.
+    """
+
+    path: str
+    kills: int
+
+
 def oom_kills(
     root: str = _CGROUPS, vmstat: str = "/proc/vmstat", own: str = _OWN_CGROUP
-) -> int | None:
-    """How many processes of the machine, and of the own cgroups, were killed for want of memory.
+) -> OomCount | None:
+    """How many processes of the own cgroup were killed for want of memory.
 
-    Only whether it grows says something: a process may be counted several times. None where the
-    system does not say.
+    A process is counted where it was, whosever limit was reached: so what happens in other
+    containers, jobs and sessions is not. For a process in no cgroup, those of the machine. None
+    where the system does not say.
     """
-    paths = [vmstat, *(f"{folder}/{files.kills}" for folder, files in _cgroups(root, own))]
-    counts = []
-    for path in paths:
-        with suppress(OSError, ValueError, IndexError):
-            rows = (row.split() for row in _read(path).splitlines())
-            counts += [int(row[1]) for row in rows if row[0] == "oom_kill"]
-    return sum(counts) if counts else None
+    paths = [
+        f"{folder}/{name}" for folder, files in _cgroups(root, own) for name in _OF_KILLS[files]
+    ]
+    found = ((path, _kills_in(path)) for path in (*paths, vmstat))
+    return next((OomCount(path, kills) for path, kills in found if kills is not None), None)
+
+
+def _kills_in(path: str) -> int | None:
+    """What a file says of that; None when it says nothing."""
+    with suppress(OSError, ValueError, IndexError):
+        rows = (row.split() for row in _read(path).splitlines())
+        return next((int(row[1]) for row in rows if row[0] == "oom_kill"), None)
+    return None
+
+
+class OomWatch:
+    """Whether the system may have killed a process for want of memory.
+
+    Args:
+        pid: of the process, which runs.
+        clock: seconds that only grow.
+    """
+
+    def __init__(self, pid: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._own = f"/proc/{pid}/cgroup"
+        self._clock = clock
+        self._seen: deque[tuple[float, OomCount]] = deque()
+        self.look()
+
+    def look(self) -> None:
+        """Notes the count of its cgroup; to be called often while it runs."""
+        found, now = oom_kills(own=self._own), self._clock()
+        if found is not None:
+            self._seen.append((now, found))
+        while len(self._seen) > 1 and self._seen[1][0] <= now - _RECENT_S:
+            self._seen.popleft()
+
+    def has_counted(self) -> bool | None:
+        """Whether its cgroup has counted one in the last seconds; None where that is not known.
+
+        To be asked when it has ended. Its cgroup is not asked for any more: the system says
+        another one of a process that has ended.
+        """
+        if not self._seen:
+            return None
+        path = self._seen[-1][1].path
+        kills = _kills_in(path)
+        before = (count.kills for _, count in self._seen if count.path == path)
+        return None if kills is None else kills > min(before)
+
+
+_RECENT_S: Final = 10.0
+"""A process that is killed may take seconds to end, and its cgroup is looked at once a second."""
 
 
 _KEPT_SHARE: Final = 0.75

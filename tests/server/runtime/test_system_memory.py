@@ -15,6 +15,7 @@ from jaxd_server.runtime import system_memory as module
 from jaxd_server.runtime.system_memory import (
     MapGauge,
     MemoryLoss,
+    OomWatch,
     Trimmer,
     allow_files,
     machine_bytes,
@@ -93,17 +94,49 @@ def test_the_least_limit_of_the_own_cgroup_and_all_above_it_counts(
     assert machine_bytes(*asked) == 2 << 20
 
 
-def test_kills_for_want_of_memory_are_counted_by_machine_and_cgroups(tmp_path: Path) -> None:
-    """Where one says so."""
-    own, vmstat = tmp_path / "own", tmp_path / "vmstat"
-    asked = str(tmp_path), str(vmstat), str(own)
+KILLS = {
+    "0::/job\n": ("job", "memory.events.local", "oom 4\noom_kill 3\noom_group_kill 1\n"),
+    "4:cpu,memory:/job\n": ("memory/job", "memory.oom_control", "under_oom 0\noom_kill 3\n"),
+}
+"""What `/proc/self/cgroup` says, and where and how that cgroup counts."""
+
+
+@pytest.mark.parametrize("own", KILLS)
+def test_kills_for_want_of_memory_are_counted_by_the_own_cgroup(tmp_path: Path, own: str) -> None:
+    """Not by what happens elsewhere on the machine; without one that counts, by the machine."""
+    (tmp_path / "own").write_text(own)
+    vmstat = tmp_path / "vmstat"
+    asked = str(tmp_path), str(vmstat), str(tmp_path / "own")
     assert oom_kills(*asked) is None
     vmstat.write_text("pgfault 7\noom_kill 2\n")
-    assert oom_kills(*asked) == 2
-    own.write_text("0::/job\n")
-    (tmp_path / "job").mkdir()
-    (tmp_path / "job" / "memory.events").write_text("oom 4\noom_kill 3\noom_group_kill 1\n")
-    assert oom_kills(*asked) == 5
+    assert oom_kills(*asked) == (str(vmstat), 2)
+    place, name, text = KILLS[own]
+    folder = tmp_path / place
+    folder.mkdir(parents=True)
+    (folder.parent / name).write_text("oom_kill 40\n")
+    (folder / name).write_text(text)
+    assert oom_kills(*asked) == (str(folder / name), 3)
+
+
+def test_a_kill_for_want_of_memory_is_recent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a cgroup has counted long before a process ended was not about that one."""
+    now, counted = [0.0], [5]
+    monkeypatch.setattr(module, "_kills_in", lambda _: counted[0])
+    watch = OomWatch(os.getpid(), lambda: now[0])
+    counted[0] = 6  # of another process
+    assert watch.has_counted()
+    for now[0] in range(1, 30):
+        watch.look()
+    assert watch.has_counted() is False
+    counted[0] = 7
+    watch.look()  # a process that is killed ends somewhat later
+    assert watch.has_counted()
+
+
+def test_it_is_not_known_where_nothing_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on systems without cgroups."""
+    monkeypatch.setattr(module, "_kills_in", lambda _: None)
+    assert OomWatch(os.getpid()).has_counted() is None
 
 
 @linux

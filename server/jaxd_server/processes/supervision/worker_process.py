@@ -25,7 +25,7 @@ from jaxd_server.runtime.json_lines import (
 )
 from jaxd_server.runtime.limits import RateLimiter
 from jaxd_server.runtime.logs import log_event
-from jaxd_server.runtime.system_memory import MemoryLoss, oom_kills
+from jaxd_server.runtime.system_memory import MemoryLoss, OomWatch
 
 _READY: Final = {"worker": "worker_ready", "door": "door_ready"}
 _FLAGGED: Final = {
@@ -163,7 +163,7 @@ class WorkerProcess:
         self._relay = relay
         self._verdict: str | None = None
         self._is_to_blame = True
-        self._oom_kills = oom_kills()
+        self._oom_watch = OomWatch(process.pid)
         self._was_out_of_memory: bool | None = None
         self._started_at = self._last_message_at = time.monotonic()
         self._ready_after_s: float | None = None
@@ -299,9 +299,7 @@ class WorkerProcess:
     def collect(self) -> None:
         """Collects the process if it has ended; to be called on every SIGCHLD."""
         if not self.exited.is_set() and self._process.poll() is not None:
-            kills = oom_kills()
-            if kills is not None and self._oom_kills is not None:
-                self._was_out_of_memory = kills > self._oom_kills
+            self._was_out_of_memory = self._oom_watch.has_counted()
             self.exited.set()
             self._advance("exit")
             self._rest()
@@ -317,6 +315,7 @@ class WorkerProcess:
         """Requests a new `snapshot`; False when there is none after `patience_s` seconds."""
         if not self._channel.is_open:
             return False
+        self._oom_watch.look()
         answer = await self._status.ask(lambda: self._channel.send({"ask": "status"}), patience_s)
         return answer.done() and not answer.cancelled()
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import logging
 import os
@@ -14,9 +13,9 @@ from typing import Any, NoReturn
 import pytest
 
 from jaxd_server.config.options import ServerOptions
-from jaxd_server.processes.supervision import worker_process
 from jaxd_server.processes.supervision.tenant_settings import Tenant
 from jaxd_server.processes.supervision.worker_process import WorkerFlags, WorkerProcess
+from jaxd_server.runtime import system_memory
 from jaxd_server.runtime.system_memory import MemoryLoss
 
 PRELUDE = """
@@ -79,10 +78,11 @@ def test_a_kill_is_told_from_a_lack_of_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By what the system has counted meanwhile; where it counts nothing, it may be either."""
-    counts = itertools.chain(kills[:1], itertools.repeat(kills[1]))
-    monkeypatch.setattr(worker_process, "oom_kills", lambda: next(counts))
+    counted = [kills[0]]
+    monkeypatch.setattr(system_memory, "_kills_in", lambda _: counted[0])
 
     async def scenario(worker: WorkerProcess) -> None:
+        counted[0] = kills[1]
         os.kill(worker.pid, signal.SIGKILL)
         await worker.exited.wait()
 
