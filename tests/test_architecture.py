@@ -38,6 +38,7 @@ JAX_AT_IMPORT = (
     "server/jaxd_server/compilation/program_source.py",
     "server/jaxd_server/jax_compat/",
     "server/jaxd_server/processes/worker/sizing.py",
+    "server/jaxd_server/rpc/services/checkpoints.py",
     "server/jaxd_server/rpc/services/values.py",
     "server/jaxd_server/user_code/callback_targets.py",
     "server/jaxd_server/user_code/jax_callbacks.py",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, ParamSpec, Self, SupportsIndex, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, SupportsIndex, TypeVar, Unpack, overload
 
 from jaxd.api import put_get
 from jaxd.api.decorator import CallOptions, new_caller, persistent_call
@@ -18,6 +19,10 @@ from jaxd.transfer import shared_arrays
 from jaxd.transfer.shared_memory import shared_pool
 from jaxd_protocol.errors import NoServer
 from jaxd_protocol.network.addresses import Address
+
+if TYPE_CHECKING:
+    from jaxd.api import checkpoints
+    from jaxd.remote_values.recovery import Kept
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -88,6 +93,31 @@ class Client:
     def get(self, tree: Any) -> Any:
         """As `jaxd.get`."""
         return put_get.fetch_tree(tree)
+
+    def save(
+        self, tree: Any, path: str | os.PathLike[str], *, overwrite: bool = False
+    ) -> checkpoints.Saving:
+        """As `jaxd.save`, by this client's server."""
+        from jaxd.api import checkpoints  # few processes have any
+
+        return checkpoints.save(self.caller, tree, path, overwrite=overwrite)
+
+    def restore(self, path: str | os.PathLike[str], like: Any = None) -> Any:
+        """As `jaxd.restore`, by this client's server."""
+        from jaxd.api import checkpoints  # few processes have any
+
+        return checkpoints.restore(self.caller, path, like)
+
+    def kept(self) -> Kept:
+        """As `jaxd.kept`, for the arrays of this client."""
+        from jaxd.remote_values.recovery import Kept  # few processes ask
+
+        settings, store = self.caller.session.settings, self.caller.session.store
+        if not settings.snapshot_s:
+            return Kept()
+        if store is None or store.recovery is None:
+            return Kept(is_on=True, limit_bytes=settings.snapshot_bytes)
+        return store.recovery().report()
 
     def close(self) -> None:
         """Ends the connection; calls that are open fail with `Cancelled`.
@@ -260,6 +290,57 @@ def forget(name: str) -> bool:
         NoServer: when there is no server.
     """
     return _default_client().forget(name)
+
+
+def save(tree: Any, path: str | os.PathLike[str], *, overwrite: bool = False) -> checkpoints.Saving:
+    """Has the server write a tree as a checkpoint of orbax; what is on the server moves nowhere.
+
+    Returns once the arrays are held: calls that donate them take copies from then on. Where memory
+    has no room for these, it returns when all is written. One checkpoint is written at a time: this
+    waits for the one before, and raises what went wrong with it.
+
+    Args:
+        tree: arrays and numbers, as for `put`.
+        path: of a folder on the server's machine that does not exist; for a server of this machine
+            it may be relative to the folder of this process.
+        overwrite: whether a checkpoint that is there is replaced, once the new one is complete.
+
+    Returns:
+        The checkpoint, for which one can `wait`.
+
+    Raises:
+        FileExistsError: when something is there, and is not to be replaced.
+        ConfigurationError: when the server has no orbax, or the path is none of its machine.
+        NotPermitted: when the server writes no files for this user.
+        WorkerLost: when the worker ended before the checkpoint before was complete.
+        NoServer: when there is no server.
+    """
+    return _default_client().save(tree, path, overwrite=overwrite)
+
+
+def restore(path: str | os.PathLike[str], like: Any = None) -> Any:
+    """The tree of a checkpoint, with its arrays on the server, on the devices where they were.
+
+    Args:
+        path: as of `save`; also of a checkpoint that orbax has written elsewhere.
+        like: a tree of the same structure, of arrays or of what `jax.eval_shape` returns; also of
+            arrays that are lost. None: the result is dictionaries in dictionaries.
+
+    Raises:
+        FileNotFoundError: when there is no checkpoint.
+        ValueError: when it is not like the tree; says what differs.
+        ValuesFull: when there is no room.
+        ConfigurationError, NotPermitted, NoServer: as `save`.
+    """
+    return _default_client().restore(path, like)
+
+
+def kept() -> Kept:
+    """What this process keeps so that its arrays on the server can be made again.
+
+    And what could not be: `lost_with_worker` says why, and how many bytes that is.
+    """
+    return _default_client().kept()
 
 
 @contextmanager

@@ -25,10 +25,10 @@ T = TypeVar("T")
 
 def put(caller: Caller, tree: Any, name: str | None = None, ttl_s: float | None = None) -> Any:
     """The tree with its arrays and numbers on the server; see `jaxd.put`."""
-    return _retry_in_new_session(caller, lambda values: _put(values, tree, name, ttl_s))
+    return retry_in_new_session(caller, lambda values: _put(values, tree, name, ttl_s))
 
 
-def _retry_in_new_session(caller: Caller, ask: Callable[[RemoteStore], T]) -> T:
+def retry_in_new_session(caller: Caller, ask: Callable[[RemoteStore], T]) -> T:
     """What `ask` returns; where the session turns out to be over, in the one that follows.
 
     `ask` needs nothing of the old one, or raises by itself when that is gone.
@@ -132,7 +132,7 @@ class _StructureEncoder(TreeEncoder):
 
 def find_named(caller: Caller, name: str) -> Any:
     """The tree under a name, its arrays on the server; see `jaxd.named`."""
-    return _retry_in_new_session(caller, lambda values: _fetch_named(values, name))
+    return retry_in_new_session(caller, lambda values: _fetch_named(values, name))
 
 
 def _fetch_named(values: RemoteStore, name: str) -> Any:
@@ -144,7 +144,7 @@ def _fetch_named(values: RemoteStore, name: str) -> Any:
 
 def forget_named(caller: Caller, name: str) -> bool:
     """Removes a name; whether it was there."""
-    value, _ = _retry_in_new_session(caller, lambda values: values.ask("unname", name))
+    value, _ = retry_in_new_session(caller, lambda values: values.ask("unname", name))
     return bool(value[1])
 
 

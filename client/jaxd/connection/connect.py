@@ -147,6 +147,7 @@ def _opened(
         stream.passes_descriptors = False  # ssh speaks with us over a Unix socket
     connection = ClientConnection(stream, int(welcome["max_frame_bytes"]), handler)
     connection.worker = (welcome.get("epoch"), welcome.get("pid"))
+    connection.session = (*connection.worker, welcome.get("session"))
     connection.address = str(address)
     connection.owner = owner
     connection.welcome = welcome

@@ -40,6 +40,7 @@ class ClientConnection(BulkConnection):
         shared_reader: reads it, in the threads that wait for replies.
         address: of the server, for people; set by `open_connection`.
         worker: which of its workers this is; set by `open_connection`.
+        session: which session of that worker; set by `open_connection`.
         owner: the user whose process listens, as the system says of a Unix socket of this machine;
             None where it does not; set by `open_connection`.
         welcome: the server's first message; set by `open_connection`.
@@ -58,6 +59,7 @@ class ClientConnection(BulkConnection):
         self.passes_descriptors = stream.passes_descriptors
         self.address = "an address that is not known"
         self.worker: tuple[Any, ...] = ()
+        self.session: tuple[Any, ...] = ()
         self.owner: int | None = None
         self.welcome: Mapping[str, Any] = {}
         self.notice = ""

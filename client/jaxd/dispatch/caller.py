@@ -219,6 +219,7 @@ class Caller:
         run = partial(run_callback, about, question, buffers)
         if not self.settings.snapshot_s:  # no call is made again for its arrays
             return run()
+        about.before_callback()
         return about.effects().answer(question[1:], buffers, run)
 
     def event(
@@ -280,6 +281,7 @@ class OpenCall:
     _abandoned_plan: DedupPlan | None = None
     _busy_backoff: BusyBackoff | None = None
     _effects: CallEffects | None = None
+    _lineage: Any = None  # of its result, where it was needed before that is here
     _replaced_workers = 0
     _retry_limits: RetryLimits | None = None
     _sent: PendingReply | None = None
@@ -517,6 +519,27 @@ class OpenCall:
             self._effects = CallEffects()
         return self._effects
 
+    def before_callback(self) -> None:
+        """Keeps what it was called with: a function of this process may change that.
+
+        For results that stay on the server, which are made again of it.
+        """
+        if self._lineage is not None or self.has_called_back or self.may_have_changed:
+            return
+        if self.call.result_policy is not None:
+            made = self.opened.values.calls.lineage_of(self.call, self.effects())
+            if self._lineage is None:  # else a function may have run since another thread made it
+                self._lineage = made
+
+    def _takes_what_it_took(self) -> bool:
+        """Whether it can be sent again, though it has called back: with what it was called with."""
+        lineage = self._lineage
+        if lineage is None or lineage.obstacle:
+            return False
+        kept = lineage.call
+        self.call = self.call._replace(buffers=kept.buffers, sources={}, leaf_headers={})
+        return True
+
     # what follows a failed attempt -------------------------------------------------------------
 
     def check_repeatable(self, error: ConnectionLost) -> None:
@@ -528,7 +551,7 @@ class OpenCall:
         """
         self.reply_was_lost()
         name = self.call.spec.snapshot.name
-        if self.has_called_back:
+        if self.has_called_back and not self._takes_what_it_took():
             raise CalledBack(
                 f"the connection to the server ended while {name} was running, after it had called "
                 "back functions of this process. It is not repeated by itself, because their "
@@ -610,7 +633,9 @@ class OpenCall:
             calls = self.opened.values.calls  # of the session in which the values are
             # what it has called back may have changed the arrays of its caller
             may_have_changed = call.buffers and (self.may_have_changed or self.has_called_back)
-            lineage = None if may_have_changed else calls.lineage_of(call, self._effects)
+            lineage = self._lineage
+            if lineage is None and not may_have_changed:
+                lineage = calls.lineage_of(call, self._effects)
             return calls.read(call, value[1], InlineLeaves.of(value, buffers), lineage=lineage)
         with snapshot.pickling_context():
             return snapshot.reader.read(value[1], value[2], buffers, call.results)

@@ -65,9 +65,11 @@ class Session:
         platform: what it computes on.
         keeps_use: whether `use` is asked once more before this process exits.
         outages: how often the server could not be reached for a while.
+        saving: the checkpoint that was begun last, until somebody has waited for it; None: none.
     """
 
     keeps_use = False
+    saving: Any = None  # of a module that few processes need
 
     def __init__(self, settings: Settings, handler: ServerRequestHandler) -> None:
         self.settings = settings
@@ -97,6 +99,7 @@ class Session:
         self.platform = "cpu"
         self._use: dict[str, float] = {}
         self.outages = 0
+        self.saving = None
 
     def _make_output_printer(self) -> OutputPrinter:
         from jaxd.events.output import OutputPrinter
@@ -186,6 +189,8 @@ class Session:
             current.connection.shared_reader.stop_at_exit()
         if self.store is not None:
             self._report_fallbacks()
+            if self.saving is not None and self.connected:
+                self.saving.finish()
             if self.keeps_use:
                 self.use()
             self.notify(self.store, "bye")

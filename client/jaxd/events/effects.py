@@ -9,7 +9,7 @@ import hashlib
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from jaxd_protocol.errors import CallbackError
 
@@ -19,6 +19,16 @@ _HASH_BYTES: Final = 16
 
 Answer = tuple[Any, Sequence[memoryview]]
 """What a function of this process has returned: a plain value, and buffers."""
+
+
+class AnswerRoom(Protocol):
+    """Where the bytes of answers are counted."""
+
+    def take(self, nbytes: int) -> bool:
+        """Counts so many more, if they have room; whether they have."""
+
+    def free(self, nbytes: int) -> None:
+        """Counts them no longer; also called during garbage collection."""
 
 
 class CallEffects:
@@ -34,27 +44,43 @@ class CallEffects:
     """
 
     __slots__ = (
-        *("_answers", "_attempt", "_emitted", "_full_in", "_in_this_attempt", "_lock"),
-        *("_nbytes", "are_recorded", "is_mute"),
+        *("_answers", "_attempt", "_emitted", "_full_in", "_in_this_attempt", "_lock", "_room"),
+        *("are_recorded", "is_mute"),
     )
 
     def __init__(self) -> None:
         # no counters, which take a dozen function calls to make: each call on arrays has these
         self._emitted: dict[tuple[str, Any], int] = {}
-        self._answers: dict[bytes, list[_Call]] = {}
+        self._answers: _Answers | None = None
+        self._room: AnswerRoom | None = None
         self._lock = threading.Lock()  # guards the answers: an attempt may outlive its connection
         self._in_this_attempt: dict[Any, int] = {}
-        self._nbytes = self._attempt = self._full_in = 0
+        self._attempt = self._full_in = 0
         self.are_recorded = True
         self.is_mute = False
 
     def __bool__(self) -> bool:
-        return bool(self._emitted or self._answers)
+        return bool(self._emitted or self._answers or not self.are_recorded)
 
     def begin_attempt(self) -> None:
         """The call is sent again."""
         self._attempt += 1
         self._in_this_attempt.clear()
+
+    def keep_in(self, room: AnswerRoom) -> None:
+        """Counts the answers of its functions there as long as they are kept.
+
+        Where they have no room, they are not kept.
+        """
+        with self._lock:
+            self._room = room
+            if self._answers is not None and not self._answers.count_in(room):
+                self._forget_answers()
+
+    def _forget_answers(self) -> None:
+        """They have no room: not all of them are here from now on. The lock is held."""
+        self._full_in = self._attempt if self.are_recorded else self._full_in
+        self.are_recorded, self._answers = False, None
 
     def muted(self) -> CallEffects:
         """Those of a call that is over, as it is made again."""
@@ -114,7 +140,11 @@ class CallEffects:
         """Whether a function is to be called for this question, and its place. The lock is held."""
         if not self.are_recorded:
             raise _too_large()
-        known = self._answers.setdefault(key, [])
+        if self._answers is None:
+            self._answers = _Answers()
+            if self._room is not None:
+                self._answers.count_in(self._room)
+        known = self._answers.calls.setdefault(key, [])
         number = self._in_this_attempt.get(key, 0)
         self._in_this_attempt[key] = number + 1
         is_new = number >= len(known)
@@ -128,14 +158,50 @@ class CallEffects:
         except BaseException as error:
             one.future.set_exception(error)
             raise
-        self._nbytes += _HASH_BYTES + len(repr(value)) + sum(map(len, data))
-        if self._nbytes > _MAX_ANSWER_BYTES:
-            self._full_in = self._attempt if self.are_recorded else self._full_in
-            self.are_recorded = False
-            one.future.set_exception(_too_large())
-        else:
+        nbytes = _HASH_BYTES + len(repr(value)) + sum(map(len, data))
+        with self._lock:
+            is_kept = self._answers is not None and self._answers.add(nbytes)
+            if not is_kept:
+                self._forget_answers()
+        if is_kept:
             one.future.set_result((value, [memoryview(bytes(each)) for each in data]))
+        else:
+            one.future.set_exception(_too_large())
         return value, data
+
+
+class _Answers:
+    """What functions have returned for one call, by question."""
+
+    __slots__ = ("_room", "calls", "nbytes")
+
+    def __init__(self) -> None:
+        self.calls: dict[bytes, list[_Call]] = {}
+        self.nbytes = 0
+        self._room: AnswerRoom | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.calls)
+
+    def __del__(self) -> None:
+        if self._room is not None:
+            self._room.free(self.nbytes)
+
+    def count_in(self, room: AnswerRoom) -> bool:
+        """Counts them there from now on; whether they have room."""
+        has_room = room.take(self.nbytes)
+        if has_room:
+            self._room = room
+        return has_room
+
+    def add(self, nbytes: int) -> bool:
+        """Counts one more; whether it is to be kept."""
+        if self.nbytes + nbytes > _MAX_ANSWER_BYTES:
+            return False
+        if self._room is not None and not self._room.take(nbytes):
+            return False
+        self.nbytes += nbytes
+        return True
 
 
 def _too_large() -> CallbackError:

@@ -346,6 +346,9 @@ class CallbackOrigin(Protocol):
     def call(self) -> CallRequest:
         """The request."""
 
+    def before_callback(self) -> None:
+        """A function of this process is about to be called, which may change what the call took."""
+
     def effects(self) -> CallEffects:
         """Those that it has had in this process; they do not happen twice."""
 

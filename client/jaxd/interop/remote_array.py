@@ -12,7 +12,7 @@ import operator
 import sys
 import weakref
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from itertools import repeat
@@ -75,6 +75,10 @@ Donation = tuple[range, str]
 """Numbers of arrays of a batch, and the name of the function that they were donated to."""
 
 
+Loss = tuple[Collection[int], Exception]
+"""Numbers of arrays of a batch that are gone, and the error of their use."""
+
+
 class ResultBatch:
     """The remote arrays of one call.
 
@@ -94,11 +98,11 @@ class ResultBatch:
         deleted: the numbers of those that were deleted.
         donations: those that were donated.
         lineage: how they are made again if their worker ends; None: that is not known.
-        lost: why they are gone, once they are and could not be made again.
+        losses: the numbers of those that are gone and could not be made again, and why.
     """
 
     __slots__ = (
-        *("deleted", "donations", "fetcher", "first", "leaves", "lineage", "lost"),
+        *("deleted", "donations", "fetcher", "first", "leaves", "lineage", "losses"),
         "pending_call",
         *("was_fetched_alone", "_made", "_noticed", "_numbers", "_refs"),
     )
@@ -116,7 +120,7 @@ class ResultBatch:
         self.leaves = leaves
         self.pending_call = pending_call
         self.lineage = lineage
-        self.lost: Exception | None = None
+        self.losses: tuple[Loss, ...] = ()
         self.was_fetched_alone = False
         self.deleted: set[int] = set()
         self.donations: tuple[Donation, ...] = ()
@@ -230,11 +234,25 @@ class ResultBatch:
         """Whether some of these were deleted or donated, or none was made."""
         if self.pending_call is not None and self.pending_call.error is not None:
             return True
-        if self.deleted or self.lost is not None:
+        if self.deleted or self.losses:
             return True
         return any(
             each.start < numbers.stop and numbers.start < each.stop for each, _ in self.donations
         )
+
+    def lose(self, numbers: Collection[int], error: Exception) -> None:
+        """Marks some as gone: they could not be made again."""
+        self.losses = (*self.losses, (frozenset(numbers), error))
+
+    def loss_of(self, numbers: Iterable[int]) -> Exception | None:
+        """Why some of these are gone; None: they are not."""
+        if not self.losses:
+            return None
+        wanted = set(numbers)
+        found = (error for gone, error in self.losses if not wanted.isdisjoint(gone))
+        error = next(found, None)
+        # another one each time: with its traceback it would hold what the caller holds
+        return None if error is None else type(error)(*error.args)
 
     def donated_to(self, number: int) -> str | None:
         """Name of the function that one was donated to, or None."""
@@ -509,8 +527,9 @@ class RemoteArray(ArrayLike):
 
     def refuse_lost(self) -> None:
         """Raises `ValuesLost` when its worker has ended, and it could not be made again."""
-        if self.origin.lost is not None:
-            raise self.origin.lost
+        error = self.origin.loss_of((self.number,))
+        if error is not None:
+            raise error
 
     def refuse_deleted(self) -> None:
         """Raises `ValueDeleted` when it was deleted or donated."""

@@ -112,7 +112,7 @@ class PipelinedCall:
         released_ids: ids of released values that its message carries.
         has_called_back, callback_error: see `CallbackOrigin`.
         lineage: how its result is made again; None: that is not known.
-        worker: for which its transfer was prepared.
+        session: for which its transfer was prepared.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class PipelinedCall:
         self.callback_error: BaseException | None = None
         self.on_done = on_done
         self.lineage: Lineage | None = None
-        self.worker: tuple[Any, ...] = ()
+        self.session: tuple[Any, ...] = ()
         self._effects: CallEffects | None = None
         self._is_read = False
         self._data: dict[int, memoryview] | None = None
@@ -175,6 +175,9 @@ class PipelinedCall:
         """The name of its function."""
         return self.call.spec.snapshot.name
 
+    def before_callback(self) -> None:
+        """What it took is kept since it was sent."""
+
     def effects(self) -> CallEffects:
         """Those that it has had in this process; they do not happen twice."""
         if self._effects is None:
@@ -186,8 +189,9 @@ class PipelinedCall:
     def refuse_lost(self) -> None:
         """Raises `ValuesLost` when an array that it takes could not be made again."""
         for each in self.call.values:
-            if each.origin.lost is not None:
-                raise each.origin.lost
+            error = each.origin.loss_of(each.numbers)
+            if error is not None:
+                raise error
 
     def begin_session(self) -> bool:
         """Prepares it for the next worker, to which it is sent whole; whether that is possible."""
@@ -605,7 +609,9 @@ class CallPipeline:
         with self._holding_lock():
             for flight in list(self._open.values()):
                 for each in flight.call.values:
-                    error = each.origin.lost or getattr(each.origin.pending_call, "error", None)
+                    error = each.origin.loss_of(each.numbers) or getattr(
+                        each.origin.pending_call, "error", None
+                    )
                     if error is not None and not flight.done:
                         self._fail(flight, error)
 
@@ -630,7 +636,7 @@ class CallPipeline:
                 call = call._replace(buffers=transfer.copies_of(call))
         if self._recovery is not None and flight.attempts == 0:  # its arrays are as they were
             flight.lineage = self._recovery().of_call(flight.call, flight.effects(), transfer)
-        flight.worker = connection.worker
+        flight.session = connection.session
         flight.replace_transfer(transfer, call)
         return transfer
 
@@ -640,7 +646,7 @@ class CallPipeline:
         transfer = flight.transfer
         if (
             transfer is None
-            or flight.worker != connection.worker
+            or flight.session != connection.session
             or not self._transfer_router.announce(connection, transfer.places)
         ):
             transfer = self._prepare_transfer(flight, connection)

@@ -70,6 +70,9 @@ class RestoreLink(Protocol):
     def part(self, number: int, whole: int, index: tuple[Any, ...]) -> Sequence[Leaf]:
         """Takes a part of an array again; as `call`."""
 
+    def restore(self, number: int, path: str, like: str, token: str) -> Sequence[Leaf]:
+        """Has a checkpoint read again; as `call`."""
+
 
 class ArgumentSource(NamedTuple):
     """Consecutive arguments of a call that are arrays on the server, and their lineage.
@@ -238,6 +241,28 @@ class PartLineage(Lineage):
     def make(self, link: RestoreLink) -> Sequence[Leaf]:
         """Takes the part again."""
         return link.part(self.number, self.sources[0].row.a, self._index)
+
+
+class RestoredLineage(Lineage):
+    """Of arrays that were restored from a checkpoint on the server's machine.
+
+    Args:
+        number: under which they were.
+        path: of the checkpoint.
+        like: what was expected there, as the server was told.
+        token: of the checkpoint; empty: it has none, and may be another one by now.
+    """
+
+    __slots__ = ("_asked", "obstacle")
+
+    def __init__(self, number: int, path: str, like: str, token: str) -> None:
+        super().__init__(number)
+        self._asked = path, like, token
+        self.obstacle = "" if token else f"they were restored from {path}, which may have changed"
+
+    def make(self, link: RestoreLink) -> Sequence[Leaf]:
+        """Has it read again."""
+        return link.restore(self.number, *self._asked)
 
 
 class CallLineage(Lineage):

@@ -293,7 +293,7 @@ class PipelinedCalls:
         try:
             recovery = self._store.recovery
             if recovery is not None and call.timeout_s is None and not running_callbacks:
-                recovery().snapshot_if_due()
+                recovery().snapshots.take_if_due()
             for handle_range in call.values:
                 if handle_range.origin.may_be_unusable(handle_range.numbers):
                     self.check(handle_range.arrays)
@@ -422,7 +422,7 @@ class PipelinedCalls:
             return None
         from jaxd.events.effects import CallEffects
 
-        return self._store.recovery().of_call(call, effects or CallEffects())
+        return self._store.recovery().of_call(call, CallEffects() if effects is None else effects)
 
     def _on_arrival(self, connection: ClientConnection, flight: PipelinedCall, ready: bool) -> None:
         self._services.progress().finish(connection, flight.request, ready=ready)

@@ -1,19 +1,16 @@
 """Recovery: when a worker has ended, the arrays of a session are made again on the next one.
 
-From data, where this process has it: what was fetched, and snapshots, which are taken from time to
-time between two calls. Else by the calls that made them, in their order and without their effects.
+From data, where this process has it: what was fetched, and snapshots. Else by the calls that made
+them, in their order and without their effects.
 """
 
 from __future__ import annotations
 
 import heapq
-import threading
 import time
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from jaxd.remote_values.lineage import (
     ArgumentSource,
@@ -29,8 +26,9 @@ from jaxd.remote_values.lineage import (
     rows_of,
     stable_buffers,
 )
+from jaxd.remote_values.snapshots import RecoverableStore, Snapshots, usable_arrays
 from jaxd.results.reader import specs_in
-from jaxd_protocol.errors import Busy, ConnectionLost, ResultError, WorkerReplaced
+from jaxd_protocol.errors import Busy, ConnectionLost, ResultError, ValuesFull, WorkerReplaced
 from jaxd_protocol.messages.calls import FAILED, is_failure
 from jaxd_protocol.messages.data_locations import (
     call_number_of,
@@ -40,7 +38,6 @@ from jaxd_protocol.messages.data_locations import (
     value_ids_of,
 )
 from jaxd_protocol.messages.failures import decode_failure
-from jaxd_protocol.packages.installed import warn_user
 from jaxd_protocol.pytree import Leaf
 
 if TYPE_CHECKING:
@@ -52,41 +49,19 @@ if TYPE_CHECKING:
     from jaxd.transfer.routing import CallTransfer, TransferRouter
 
 
-COST_SHARE: Final = 0.03
-"""Snapshots take at most this share of the time of a loop."""
-
 MAX_DEPTH: Final = 10_000
 """Calls that are made again, one after the other, for one array."""
 
-_MAX_BUSY_S: Final = 60.0
-_MAX_SETTLE_S: Final = 60.0
-"""A snapshot waits so long at most for the calls in flight."""
+MAX_BUSY_S: Final = 60.0
+"""How long a server that has no room is asked again, for all arrays together."""
+
+FULL_PAUSE_S: Final = 0.5
+"""After so long it is tried again where there was no room for arrays."""
 
 _TOO_MUCH: Final = "this process already keeps as much data for that as JAXD_SNAPSHOT_BYTES allows"
 
-
-class RecoverableStore(Protocol):
-    """The arrays of one session, as their recovery needs them."""
-
-    @property
-    def takes_data(self) -> bool:
-        """Whether arrays that are sent again are what they were: the server has one device."""
-
-    def live_batches(self) -> Sequence[ResultBatch]:
-        """Those that somebody holds."""
-
-    def data_here(self, array: RemoteArray) -> memoryview | None:
-        """All bytes of an array in C order, where this process has them."""
-
-    def fetch_copies(self, arrays: Sequence[RemoteArray]) -> Iterable[memoryview]:
-        """The data of arrays that are computed, which are not told of it."""
-
-    def settle(self, deadline: float) -> None:
-        """Waits for all calls in flight, whatever becomes of them.
-
-        Raises:
-            DeadlineExceeded: when `time.monotonic()` passes the deadline first.
-        """
+T = TypeVar("T")
+Full = TypeVar("Full", Busy, ValuesFull)
 
 
 class CallInFlight(Protocol):
@@ -101,6 +76,33 @@ class CallInFlight(Protocol):
     call: CallRequest
 
 
+class Kept(NamedTuple):
+    """What a process keeps so that its arrays on the server can be made again; `jaxd.kept()`.
+
+    Attributes:
+        is_on: whether they are made again when their worker ends.
+        limit_bytes: the most that is kept.
+        call_bytes: kept of arguments and of answers of callbacks.
+        snapshot_bytes: kept in snapshots.
+        snapshot_age_s: seconds since the last snapshot; None: there was none.
+        snapshot_seconds: how long it took.
+        stopped: why there are no more snapshots; empty: there are.
+        calls: how many calls, one after the other, would be made again for the array that needs
+            the most.
+        lost_with_worker: why arrays cannot be made again, with how many bytes of arrays.
+    """
+
+    is_on: bool = False
+    limit_bytes: int = 0
+    call_bytes: int = 0
+    snapshot_bytes: int = 0
+    snapshot_age_s: float | None = None
+    snapshot_seconds: float = 0.0
+    stopped: str = ""
+    calls: int = 0
+    lost_with_worker: dict[str, int] = {}  # noqa: RUF012  nobody changes it
+
+
 class Recovery:
     """Keeps what is needed to make the arrays of one session again. Thread-safe.
 
@@ -109,6 +111,9 @@ class Recovery:
         router: gives what chooses how large arrays are transferred.
         settings: how much is kept.
         clock: seconds that only grow.
+
+    Attributes:
+        snapshots: takes them.
     """
 
     def __init__(
@@ -118,15 +123,10 @@ class Recovery:
         settings: RecoverySettings,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.snapshots = Snapshots(store, settings, clock)
+        self._kept = self.snapshots.kept
         self._store = store
         self._router = router
-        self._settings = settings
-        self._clock = clock
-        self._due = clock() + settings.interval_s
-        self._earliest = 0.0
-        self._room = _Room()
-        self._has_warned = False
-        self._lock = threading.Lock()  # held by the thread that takes a snapshot
 
     # what is kept ------------------------------------------------------------------------------
 
@@ -152,14 +152,16 @@ class Recovery:
             ArgumentSource(each.leaf, _lineage_of(each.origin), each.number, each.numbers)
             for each in call.values
         ]
-        if not self._has_room(sum(map(len, call.buffers)) + len(call.blob)):
+        if max((each.lineage.depth for each in sources), default=0) >= MAX_DEPTH:
+            self.snapshots.make_due()
+            return NoLineage(number, f"that would take more than {MAX_DEPTH:,} calls")
+        if not self._kept.take(sum(map(len, call.buffers)) + len(call.blob)):
             return NoLineage(number, _TOO_MUCH)
         kept = call._replace(buffers=stable_buffers(call, transfer), sources={}, leaf_headers={})
+        effects.keep_in(self._kept)
         lineage = CallLineage(kept, sources, effects)
-        if lineage.depth > MAX_DEPTH:
-            self._make_due()
-            return NoLineage(number, f"that would take more than {MAX_DEPTH:,} calls")
-        return self._kept(lineage)
+        self._kept.free_with(lineage)
+        return lineage
 
     def of_put(self, number: int, data: WholeData, config: Any, transfer: CallTransfer) -> Lineage:
         """The lineage of arrays that are put.
@@ -170,92 +172,38 @@ class Recovery:
             config: the settings under which they are.
             transfer: of the data.
         """
-        if not self._has_room(sum(map(len, data.buffers))):
+        if not self._kept.take(sum(map(len, data.buffers)) + len(data.blob)):
             return NoLineage(number, _TOO_MUCH)
         buffers = stable_buffers(data, transfer)
         kept = KeptData(data.skeleton, data.blob, buffers, data.buffer_leaves)
-        return self._kept(PutLineage(number, kept, config))
+        lineage = PutLineage(number, kept, config)
+        self._kept.free_with(lineage)
+        return lineage
 
     def of_part(self, number: int, array: RemoteArray, index: tuple[Any, ...]) -> Lineage:
         """The lineage of a part of an array."""
         return PartLineage(number, _lineage_of(array.origin), array.number, index)
 
-    def _has_room(self, nbytes: int) -> bool:
-        if self._room.used() + nbytes <= self._settings.max_bytes:
-            return True
-        self._make_due()
-        return False
-
-    def _kept(self, lineage: Lineage) -> Lineage:
-        self._room.hold(lineage)
-        return lineage
-
-    def _make_due(self) -> None:
-        """What is kept gets too much: a snapshot takes its place, unless there was one just now."""
-        self._due = min(self._due, self._earliest)
-
-    # snapshots ---------------------------------------------------------------------------------
-
-    def snapshot_if_due(self) -> None:
-        """Takes a snapshot of all arrays when the time has come; called before a call is sent."""
-        if self._clock() < self._due or not self._store.takes_data:
-            return
-        if not self._lock.acquire(blocking=False):
-            return
-        try:
-            began = self._clock()
-            self._due = began + self._settings.interval_s  # also when it fails
-            with suppress(Exception):  # another thread has donated some, or they take too long
-                self._store.settle(time.monotonic() + _MAX_SETTLE_S)
-                began = self._clock()
-                self._take_snapshot()
-            now = self._clock()
-            self._earliest = now + (now - began) / COST_SHARE
-            self._due = max(now + self._settings.interval_s, self._earliest)
-        finally:
-            self._lock.release()
-
-    def _take_snapshot(self) -> None:
-        batches = self._store.live_batches()
-        for batch in batches:
-            self._trim(batch)
-        wanted = [
-            (batch, arrays)
-            for batch in batches
-            if not isinstance(batch.lineage, Snapshot | PutLineage)
-            and (arrays := _usable_arrays(batch))
-            and len(arrays) == len(batch.arrays)  # else another thread's call is taking some
-        ]
-        sizes = {id(batch): sum(each.nbytes for each in arrays) for batch, arrays in wanted}
-        wanted.sort(key=lambda each: sizes[id(each[0])])
-        room = self._settings.max_bytes - self._room.used_by_snapshots()
-        for batch, arrays in wanted:
-            room -= sizes[id(batch)]
-            if room < 0:
-                self._warn_too_large(sum(sizes.values()))
-                return
-            data = dict(_data_of(arrays, self._store))
-            batch.lineage = self._kept(Snapshot(call_number_of(batch.first), data))
-
-    def _trim(self, batch: ResultBatch) -> None:
-        """Forgets the data of arrays that nobody holds any more."""
-        lineage = batch.lineage
-        if isinstance(lineage, Snapshot):
-            held = {each.number for each in batch.arrays}
-            if not lineage.data.keys() <= held:
-                rest = {number: each for number, each in lineage.data.items() if number in held}
-                batch.lineage = self._kept(Snapshot(lineage.number, rest))
-
-    def _warn_too_large(self, nbytes: int) -> None:
-        if self._has_warned:
-            return
-        self._has_warned = True
-        warn_user(
-            f"the arrays of this process on the server take {nbytes:,} bytes, and it keeps copies "
-            f"of {self._settings.max_bytes:,} at most. The largest are lost if the worker ends "
-            "and the calls since then are too many to be made again. Allow more with "
-            "JAXD_SNAPSHOT_BYTES, or save them to a file from time to time.",
-            RuntimeWarning,
+    def report(self) -> Kept:
+        """What is kept now, and what could not be made again."""
+        plan = _Plan((), has_data=self._store.takes_data)
+        plan.add_batches(self._store.live_batches())
+        steps = list(plan.steps())
+        lost: Counter[str] = Counter()
+        for step in steps:
+            lost[step.obstacle] += step.nbytes_missing()
+        last = self.snapshots.last
+        call_bytes, snapshot_bytes = self._kept.used()
+        return Kept(
+            is_on=True,
+            limit_bytes=self._kept.limit,
+            call_bytes=call_bytes,
+            snapshot_bytes=snapshot_bytes,
+            snapshot_age_s=self.snapshots.age_s,
+            snapshot_seconds=0.0 if last is None else last.seconds,
+            stopped=self.snapshots.stopped,
+            calls=max((step.lineage.depth for step in steps if step.lineage), default=0),
+            lost_with_worker={why: nbytes for why, nbytes in lost.items() if nbytes},
         )
 
     # after the worker has ended ----------------------------------------------------------------
@@ -277,15 +225,16 @@ class Recovery:
 
         Raises:
             ConnectionLost: when that worker has ended as well.
+            ValuesFull: when it has no room; nothing is marked as lost, and all of it can be tried
+                again in another session.
+            Busy: the same, after `MAX_BUSY_S`.
         """
         open_numbers = {flight.number for flight in flights}
         plan = _Plan(open_numbers, has_data=self._store.takes_data)
-        for batch in self._store.live_batches():
-            plan.add_batch(batch)
         for call in (*(flight.call for flight in flights), *launching):
             for each in call.values:
                 plan.hold(each.origin, each.numbers)
-        plan.resolve()
+        plan.add_batches(self._store.live_batches())
         link = _Link(connection, self._router())
         for step in plan.steps():
             step.run(link)
@@ -300,54 +249,6 @@ def _lineage_of(batch: ResultBatch) -> Lineage:
     return NoLineage(call_number_of(batch.first), "they were found by a name")
 
 
-def _usable_arrays(batch: ResultBatch) -> list[RemoteArray]:
-    if batch.pending_call is not None and batch.pending_call.error is not None:
-        return []
-    return [each for each in batch.arrays if not each.is_deleted()]
-
-
-def _data_of(
-    arrays: Sequence[RemoteArray], store: RecoverableStore
-) -> Iterator[tuple[int, tuple[Leaf, memoryview]]]:
-    """Shapes and data by number; fetches what is not here."""
-    absent = []
-    for array in arrays:
-        data = store.data_here(array)
-        if data is None:
-            absent.append(array)
-        else:
-            yield array.number, (array.leaf, data)
-    for array, data in zip(absent, store.fetch_copies(absent), strict=True):
-        yield array.number, (array.leaf, data)
-
-
-class _Room:
-    """Counts the bytes of lineages that exist."""
-
-    def __init__(self) -> None:
-        self._used = {False: 0, True: 0}
-        self._gone: deque[tuple[bool, int]] = deque()  # appended to during garbage collection
-
-    def hold(self, lineage: Lineage) -> None:
-        """Counts it for as long as it exists."""
-        is_snapshot = isinstance(lineage, Snapshot)
-        self._used[is_snapshot] += lineage.nbytes
-        lineage.on_gone = partial(self._gone.append, (is_snapshot, lineage.nbytes))
-
-    def used(self) -> int:
-        """Bytes of all."""
-        with suppress(IndexError):
-            while True:
-                is_snapshot, nbytes = self._gone.popleft()
-                self._used[is_snapshot] -= nbytes
-        return self._used[False] + self._used[True]
-
-    def used_by_snapshots(self) -> int:
-        """Bytes of snapshots."""
-        self.used()
-        return self._used[True]
-
-
 class _Step:
     """What is made again under one number.
 
@@ -355,17 +256,21 @@ class _Step:
         number: the number.
         wanted: the numbers of the results that are needed.
         held: those of them that somebody holds, or that a call takes which is sent after all this.
+        missing: those of them that cannot be made.
         batches: those that are held.
         lineage: how they are made; None: that is not known, or not possible.
-        obstacle: why they cannot be made; empty: they can, as far as is known.
+        sources: what the call needs that was chosen to make them.
+        obstacle: why the missing ones cannot be made; empty: all can, as far as is known.
     """
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.wanted: set[int] = set()
         self.held: set[int] = set()
+        self.missing: set[int] = set()
         self.batches: list[ResultBatch] = []
         self.lineage: Lineage | None = None
+        self.sources: Sequence[ArgumentSource] = ()
         self.obstacle = ""
         self._candidates: dict[int, Lineage] = {}
         self._data: dict[int, tuple[Leaf, memoryview]] = {}
@@ -384,37 +289,64 @@ class _Step:
             self._data.update(
                 (each.number, (each.leaf, data)) for each, data in here if data is not None
             )
-        if has_data and self.wanted <= self._data.keys():
-            data = {number: self._data[number] for number in sorted(self.wanted)}
-            self.lineage = Snapshot(self.number, data)
-            return ()
+        if not has_data:
+            self._data.clear()
         calls = [each for each in self._candidates.values() if not isinstance(each, Snapshot)]
-        self.lineage = next((each for each in calls if not each.obstacle), None)
-        if self.lineage is None:
-            self.obstacle = next(
-                (each.obstacle for each in calls), "the server has several devices by now"
-            )
-            return ()
-        return self.lineage.sources
+        makers = [each for each in calls if not each.obstacle]
+        if makers and not self.wanted <= self._data.keys():
+            self.lineage, self.sources = makers[0], makers[0].sources
+            return self.sources
+        obstacles = (each.obstacle for each in calls)
+        self.lose(next(obstacles, "the server has several devices by now"))
+        return ()
+
+    def lose(self, obstacle: str) -> None:
+        """It cannot be made by a call: only that is made again of which the data is here."""
+        there = self.wanted & self._data.keys()
+        self.missing = self.wanted - there
+        self.obstacle = obstacle if self.missing else ""
+        data = {number: self._data[number] for number in sorted(there)}
+        self.lineage = Snapshot(self.number, data) if data else None
+
+    def lacks(self, sources: Sequence[ArgumentSource]) -> bool:
+        """Whether some of what is missing is among these."""
+        needed = (each.arrays for each in sources if each.lineage.number == self.number)
+        return any(not self.missing.isdisjoint(arrays) for arrays in needed)
+
+    def nbytes_missing(self) -> int:
+        """Bytes of what somebody holds and cannot be made."""
+        leaves = self.batches[0].leaves if self.batches else ()
+        return sum(leaves[number].nbytes for number in self.held & self.missing)
 
     def run(self, link: _Link) -> None:
-        """Makes it, unless something is in the way.
+        """Makes it, as far as that is possible.
 
         Raises:
             ConnectionLost: when the worker has ended.
+            Busy, ValuesFull: when it has no room.
         """
-        if self.obstacle or self.lineage is None:
-            return
+        while self.lineage is not None:
+            obstacle = self._obstacle(self.lineage, link)
+            if not obstacle:
+                return
+            is_data = isinstance(self.lineage, Snapshot)
+            if is_data:
+                self._data.clear()
+            self.lose(obstacle)
+
+    def _obstacle(self, lineage: Lineage, link: _Link) -> str:
+        """Makes it in one way; why that was not possible."""
         try:
-            leaves = self.lineage.make(link)
-        except ConnectionLost:
+            leaves = lineage.make(link)
+        except (ConnectionLost, Busy, ValuesFull):
             raise
         except Exception as error:  # noqa: BLE001  whatever it is, these arrays are lost
-            self.obstacle = f"{type(error).__name__}: {str(error).partition('. ')[0]}"
-            return
+            return f"{type(error).__name__}: {str(error).partition('. ')[0]}"
         is_other = any(tuple(leaves) != tuple(batch.leaves) for batch in self.batches)
-        if is_other and not isinstance(self.lineage, Snapshot):
-            self.obstacle = "their call returned something else than before"
+        if is_other and not isinstance(lineage, Snapshot):
+            link.drop([value_ids_of(self.number)])
+            return "their call returned something else than before"
+        return ""
 
     def kept_ids(self) -> set[int]:
         """The ids that are needed after all this."""
@@ -436,12 +368,14 @@ class _Plan:
         self._held: list[RemoteArray] = []  # or they might be released before they are made
         self._last_use: dict[int, int] = {}
 
-    def add_batch(self, batch: ResultBatch) -> None:
-        """Adds the arrays of a batch that somebody holds."""
-        arrays = _usable_arrays(batch)
-        self._held += arrays
-        if arrays:
-            self.hold(batch, [each.number for each in arrays])
+    def add_batches(self, batches: Iterable[ResultBatch]) -> None:
+        """Adds the arrays of batches that somebody holds, and all that is needed in turn."""
+        for batch in batches:
+            arrays = usable_arrays(batch)
+            self._held += arrays
+            if arrays:
+                self.hold(batch, [each.number for each in arrays])
+        self._resolve()
 
     def hold(self, batch: ResultBatch, numbers: Sequence[int]) -> None:
         """Adds arrays of a batch that somebody holds, or that a call takes."""
@@ -459,7 +393,7 @@ class _Plan:
         step.need(lineage, wanted)
         return step
 
-    def resolve(self) -> None:
+    def _resolve(self) -> None:
         """Adds all that is needed in turn; the sources of a call have smaller numbers."""
         waiting = [-number for number in self._steps]
         heapq.heapify(waiting)
@@ -475,13 +409,13 @@ class _Plan:
                 )
 
     def steps(self) -> Iterator[_Step]:
-        """In the order in which they are to be run."""
+        """In the order in which they are to be run; what others lack is known by then."""
         for number in sorted(self._steps):
             step = self._steps[number]
-            sources = step.lineage.sources if step.lineage is not None else ()
-            needed = (self._steps.get(each.lineage.number) for each in sources)
-            obstacle = next((each.obstacle for each in needed if each and each.obstacle), "")
-            step.obstacle = step.obstacle or obstacle
+            needed = filter(None, (self._steps.get(each.lineage.number) for each in step.sources))
+            obstacle = next((each.obstacle for each in needed if each.lacks(step.sources)), "")
+            if obstacle:
+                step.lose(obstacle)
             yield step
 
     def unused_after(self, step: _Step) -> list[range]:
@@ -494,8 +428,7 @@ class _Plan:
         return [span for number in done for span in self._not_kept(self._steps[number])]
 
     def _sources_of(self, step: _Step) -> list[int]:
-        sources = step.lineage.sources if step.lineage is not None else ()
-        return [each.lineage.number for each in sources if each.lineage.number in self._steps]
+        return [one for each in step.sources if (one := each.lineage.number) in self._steps]
 
     def _not_kept(self, step: _Step) -> Iterator[range]:
         every, kept = value_ids_of(step.number), step.kept_ids()
@@ -509,8 +442,8 @@ class _Plan:
     def mark_lost(self) -> None:
         """Marks what could not be made again."""
         for step in self._steps.values():
-            for batch in step.batches if step.obstacle else ():
-                batch.lost = irreproducible_error(step.obstacle)
+            for batch in step.batches if step.missing else ():
+                batch.lose(step.missing, irreproducible_error(step.obstacle))
 
 
 class _Link:
@@ -519,17 +452,26 @@ class _Link:
     def __init__(self, connection: ClientConnection, router: TransferRouter) -> None:
         self._connection = connection
         self._router = router
-        self._until = time.monotonic() + _MAX_BUSY_S
+        self._until = time.monotonic() + MAX_BUSY_S
 
     def call(self, lineage: CallLineage) -> Sequence[Leaf]:
         """Makes a call again, without its effects."""
+        skeleton = self._when_free(lambda: self._send(lineage.call, _ReplayedCall(lineage)))
+        return lineage.call.spec.snapshot.reader.layout(skeleton).leaves
+
+    def _when_free(self, ask: Callable[[], T]) -> T:
+        """What `ask` returns once the server has room.
+
+        Raises:
+            Busy: when it has none for too long.
+            BaseException: what else it raises.
+        """
         while True:
             try:
-                skeleton = self._send(lineage.call, _ReplayedCall(lineage))
-                return lineage.call.spec.snapshot.reader.layout(skeleton).leaves
+                return ask()
             except Busy as error:
                 if time.monotonic() > self._until:
-                    raise
+                    raise still_full(error) from error
                 time.sleep(error.retry_after_s)
 
     def _send(self, call: CallRequest, replayed: _ReplayedCall) -> bytes:
@@ -544,6 +486,9 @@ class _Link:
 
     def put(self, number: int, data: WholeData, config: Any, ids: bytes = b"") -> Sequence[Leaf]:
         """Sends arrays."""
+        return specs_in(self._when_free(lambda: self._put(number, data, config, ids)))
+
+    def _put(self, number: int, data: WholeData, config: Any, ids: bytes) -> bytes:
         transfer = self._router.prepare(data, self._connection)
         try:
             rows = rows_of(data, transfer.data_locations)
@@ -551,17 +496,36 @@ class _Link:
             value, _ = self._connection.request("put", message, transfer.buffers)
         finally:
             transfer.release()
-        return specs_in(_skeleton_in(value))
+        return _skeleton_in(value)
 
     def part(self, number: int, whole: int, index: tuple[Any, ...]) -> Sequence[Leaf]:
         """Takes a part of an array again."""
-        value, _ = self._connection.request("part", (whole, index, -1, number))
-        return specs_in(_skeleton_in(value))
+        message = whole, index, -1, number
+        return specs_in(
+            self._when_free(lambda: _skeleton_in(self._connection.request("part", message)[0]))
+        )
+
+    def restore(self, number: int, path: str, like: str, token: str) -> Sequence[Leaf]:
+        """Has a checkpoint read again."""
+        message = path, like, number, token
+        return specs_in(
+            self._when_free(lambda: _skeleton_in(self._connection.request("restore", message)[0]))
+        )
 
     def drop(self, ids: Sequence[range]) -> None:
         """Releases what nobody needs any more."""
         if ids:
             self._connection.notify("drop", (pack_spans(ids),))
+
+
+def still_full(error: Full) -> Full:
+    """The error of arrays that had no room on the next worker for so long."""
+    what = str(error).partition(". ")[0].rstrip(".")
+    return type(error)(
+        "the worker has ended, and the next one has had no room for the arrays of this process "
+        f"for {MAX_BUSY_S:.0f} s: {what}. Nothing is lost: use them again once others have freed "
+        "memory (jaxd values lists them)."
+    )
 
 
 def _skeleton_in(value: tuple[Any, ...]) -> bytes:
@@ -584,6 +548,9 @@ class _ReplayedCall:
     def __init__(self, lineage: CallLineage) -> None:
         self.call = lineage.call
         self._effects = lineage.effects.muted()
+
+    def before_callback(self) -> None:
+        """No function is called."""
 
     def effects(self) -> CallEffects:
         """Those that it has had: none happens again."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -11,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 from jaxd.remote_values.pipelined_calls import ClientServices, PipelinedCalls
 from jaxd.results.reader import specs_in
 from jaxd.transfer.release_queue import ReleaseQueue
-from jaxd_protocol.base.process import Lazy, reset_after_fork
-from jaxd_protocol.errors import ConnectionLost, ValuesLost
+from jaxd_protocol.base.process import Lazy, reset_after_fork, start_thread
+from jaxd_protocol.errors import ConnectionLost, DeadlineExceeded, ValuesFull, ValuesLost
 from jaxd_protocol.messages.calls import FAILED
 from jaxd_protocol.messages.data_locations import (
     INLINE_RESULT_BYTES,
@@ -154,24 +156,80 @@ class RemoteStore:
         """A connection of this session, over which all arrays are there that could be made again.
 
         Args:
-            deadline: `time.monotonic()` after which it is not tried again to connect.
+            deadline: `time.monotonic()` after which it is not tried again to connect, and not
+                waited for arrays that are being made again.
 
         Raises:
             ValuesLost: when there is none any more.
             NoServer: when the server cannot be reached.
+            DeadlineExceeded: when arrays are still being made again at the deadline.
+            Busy, ValuesFull: when the server had no room for them for a minute.
         """
-        for _ in range(_MAX_RESTORES):
+        full_until: float | None = None
+        attempts = 0
+        while attempts < _MAX_RESTORES:
             connection = self._connect(deadline)
             if not self._is_stale:
                 return connection
-            with suppress(ConnectionLost):  # that worker has ended as well
-                self._restore(connection)
+            try:
+                self._restore_until(connection, deadline)
+            except ConnectionLost:  # that worker has ended as well
+                attempts += 1
+            except ValuesFull as error:
+                full_until = self._wait_for_room(error, full_until, deadline)
         from jaxd.remote_values.lineage import irreproducible_error
 
         self.invalidate(
             irreproducible_error(f"{_MAX_RESTORES} workers have ended while they were made")
         )
         return self._connect(deadline)
+
+    def _wait_for_room(
+        self, error: ValuesFull, until: float | None, deadline: float | None
+    ) -> float:
+        """Waits until it is tried again to make the arrays; `time.monotonic()` of the last try.
+
+        Raises:
+            ValuesFull: when it is not.
+        """
+        from jaxd.remote_values.recovery import FULL_PAUSE_S, MAX_BUSY_S, still_full
+
+        now = time.monotonic()
+        until = now + MAX_BUSY_S if until is None else until
+        if now + FULL_PAUSE_S > min(until, math.inf if deadline is None else deadline):
+            raise still_full(error) from error
+        time.sleep(FULL_PAUSE_S)  # others hold less meanwhile: all that was made again is gone
+        return until
+
+    def _restore_until(self, connection: ClientConnection, deadline: float | None) -> None:
+        """Makes the arrays again; goes on with that when the deadline has passed.
+
+        Raises:
+            DeadlineExceeded: when it has passed first.
+            BaseException: as `_restore`.
+        """
+        if deadline is None:
+            return self._restore(connection)
+        from concurrent.futures import Future, wait
+
+        outcome: Future[None] = Future()
+
+        def restore() -> None:
+            try:
+                self._restore(connection)
+            except BaseException as error:  # noqa: BLE001  raised in the thread that waits
+                outcome.set_exception(error)
+            else:
+                outcome.set_result(None)
+
+        start_thread(threading.Thread(target=restore, name="jaxd-restore", daemon=True))
+        wait([outcome], max(0.0, deadline - time.monotonic()))
+        if not outcome.done():
+            raise DeadlineExceeded(
+                "the worker has ended, and the arrays of this process are still being made again "
+                "on the next one. That goes on: call again, or with a larger timeout_s."
+            )
+        return outcome.result()
 
     def _connect(self, deadline: float | None) -> ClientConnection:
         if self.loss_error is not None:
@@ -301,7 +359,7 @@ class RemoteStore:
             raise with_array_names(error, [array]) from None
 
     def _fetch_one(self, array: RemoteArray) -> memoryview:
-        if array.origin.lost is None:  # else there may be data all the same
+        if array.origin.loss_of((array.number,)) is None:  # else there may be data all the same
             self.wait(array)
         arrived = self._arrived_data(array)
         if arrived is not None:

@@ -30,7 +30,12 @@ from jaxd_server.rpc.call_scheduler import CallScheduler
 from jaxd_server.rpc.client_proxy import ClientProxy
 from jaxd_server.rpc.flow_control import ConnectionShare
 from jaxd_server.rpc.send_queue import SendQueue
-from jaxd_server.rpc.services import SERVICE_VERBS, VALUE_VERBS, check_arguments
+from jaxd_server.rpc.services import (
+    CHECKPOINT_VERBS,
+    SERVICE_VERBS,
+    VALUE_VERBS,
+    check_arguments,
+)
 from jaxd_server.rpc.services.programs import offered_program
 from jaxd_server.rpc.services.values import ValueService
 from jaxd_server.rpc.sessions import Session, SessionState
@@ -323,6 +328,8 @@ class ServerConnection(BulkConnection):
                 return self._values.answer(verb, args, buffers)
         if verb == "traced":
             return json.dumps(worker_context.traces.take(session.principal, *args)), ()
+        if verb in CHECKPOINT_VERBS:
+            return self._answer_checkpoint(verb, args)
         if verb == "stages":
             return worker_context.stages.answer(
                 self._client, args, buffers, session.principal, session.counts
@@ -336,6 +343,18 @@ class ServerConnection(BulkConnection):
                 args,
             )
         return worker_context.operations.answer(verb, args, session.principal)
+
+    def _answer_checkpoint(self, verb: str, args: tuple[Value, ...]) -> Reply:
+        from jaxd_server.rpc.services import checkpoints  # few sessions have any
+
+        session, context = self._session, self._worker_context
+        checkpoints.check_permitted(context.options, session.principal)
+        admission = context.pipeline.admission
+        service = checkpoints.CheckpointService(
+            self._session_state.referenced_data, session.saves, admission, session.device
+        )
+        with admission.shared(f"({verb})", leaves_values=verb == "restore"):
+            return service.answer(verb, args)
 
     def _run_inline(self, run: Callable[[], object]) -> None:
         """In the reading thread, which is the connection's own: it may wait for the client."""

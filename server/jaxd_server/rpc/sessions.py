@@ -8,11 +8,13 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
+from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import JaxdError, ProtocolError
 from jaxd_protocol.messages.calls import FAILED, OK
 from jaxd_protocol.messages.data_locations import (
@@ -35,6 +37,8 @@ from jaxd_server.values.client_memory import ClientMemory
 from jaxd_server.values.references import ReferencedData
 from jaxd_server.values.store import ValueStore
 from jaxd_server.values.value import SessionValues
+
+_MAX_SAVES: Final = 64
 
 _REPEAT_WINDOW_S: Final = 3.0
 """A client that is back has repeated by then what it still wants."""
@@ -98,6 +102,7 @@ class Session(Client):
         resumed_at: when its client connected last while it had no connection.
         since: when it was opened, as `time.time()`.
         process: the id of its client's process, as that says; empty when it does not.
+        saves: the checkpoints that it has had begun, by token.
     """
 
     connections: int = 0
@@ -114,6 +119,7 @@ class Session(Client):
     resumed_at: float = 0.0
     since: float = field(default_factory=time.time)
     process: str = ""
+    saves: BoundedDict[str, Future[None]] = field(default_factory=lambda: BoundedDict(_MAX_SAVES))
 
     def __post_init__(self) -> None:
         self.values = SessionValues(self.principal)

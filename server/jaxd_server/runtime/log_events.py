@@ -148,6 +148,8 @@ EVENTS: Final[dict[str, Event]] = {
     "client_shown_out": Event(
         "warning", "The connections of a revoked account were closed.", ("principal", "connections")
     ),
+    "checkpoint_failed": Event("warning", "A checkpoint could not be written.", ("path", "reason")),
+    "checkpoint_saved": Event("info", "A checkpoint is complete.", ("path", "bytes", "seconds")),
     "connection_dropped": Event(
         "warning", "A connection was closed: what came over it was no message.", ("reason",)
     ),
@@ -430,6 +432,7 @@ FIELDS: Final[dict[str, str]] = {
     "after_s": "seconds from its start",
     "blame": "who has to act; see docs/errors.md",
     "builds": "how many it has made",
+    "bytes": "of the arrays in it",
     "call": "the id of the call, which its error has as `call_id`",
     "calls": "how many it has answered",
     "cannot": "what is not possible",

@@ -238,6 +238,17 @@ class ValueStore:
         if owner.principal not in self._owners:
             self._own(owner.principal)
 
+    @contextmanager
+    def held(self, principal: str, values: Collection[Value]) -> Iterator[None]:
+        """Within it, values are held as by a name: a call that is given one gets a copy."""
+        with self._lock:
+            self._hold(principal, values)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._hold(principal, values, -1)
+
     def drop(self, owner: SessionValues, spans: Iterable[range]) -> None:
         """Drops the values with these ids, of those that are still there."""
         with self._lock:

@@ -30,6 +30,12 @@ Each line is an rpyc request to the peer's root; `[…]` is sent as buffers besi
       bye()                                   ends the client's session; no reply
       name(name, skeleton, ids, ttl_s) → (OK,)          named(name, number) → (OK, skeleton)
       unname(name) → (OK, did it exist)       values() → JSON {holders, totals}
+      save(token, path, names, ids, overwrite) → (OK, is it complete)
+              writes values as a checkpoint; names: JSON, for each value a list of texts
+      saved(token, path) → (OK, True)         when that is complete
+      restore(path, like, number, token) → (OK, skeleton, names, token)
+              makes values of a checkpoint: of this token, where one is given; like: empty, or
+              JSON, for each value its name, dtype (empty: any) and shape
       statistics() → JSON                     info() → JSON
       use() → JSON                            what the session has had, see `SessionUse`
       why(key, skeleton or None, description) → JSON    what a call would do, and why

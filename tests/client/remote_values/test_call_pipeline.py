@@ -56,6 +56,7 @@ class Connection:
         self.shared_reader = self
         self.address = "unix:///run/s.sock"
         self.worker = (1, 1)
+        self.session = (1, 1, "session")
         self.alive = True
         self.sent: list[tuple[int, int, bytes]] = []  # number of call, acked, drops
         self.data: list[list[bytes]] = []

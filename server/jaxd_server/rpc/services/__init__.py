@@ -20,8 +20,16 @@ VALUE_VERBS: Final[Mapping[str, tuple[_Types, ...]]] = {
 }
 """For `ValueService`; for each verb, the types that its arguments may have."""
 
+CHECKPOINT_VERBS: Final[Mapping[str, tuple[_Types, ...]]] = {
+    "save": ((str, str, str, bytes, bool),),
+    "saved": ((str, str),),
+    "restore": ((str, str, int, str),),
+}
+"""The same for `CheckpointService`."""
+
 SERVICE_VERBS: Final[Mapping[str, tuple[_Types, ...]]] = {
     **VALUE_VERBS,
+    **CHECKPOINT_VERBS,
     "functions": ((),),
     "recipes": ((str,),),
     "forget": ((bytes,),),

@@ -118,7 +118,7 @@ class ValueService:
                 )
             made = [_value(array, "put") for array in arrays]
             self._add(number, made, numbers)
-        return (OK, _skeleton_of(made)), ()
+        return (OK, skeleton_of(made)), ()
 
     def _add(self, number: int, values: Sequence[Value], ids: Sequence[int] = ()) -> None:
         first = first_value_id(number)
@@ -142,7 +142,7 @@ class ValueService:
         whole = self._own.get(id)
         with placed(self._device):
             part = _value(_indexed(whole, index), whole.maker)
-        skeleton = _skeleton_of([part])
+        skeleton = skeleton_of([part])
         if part.nbytes <= above:
             return (OK, skeleton), [host_data(part.array)]
         with self._values.room(self._own, part.nbytes):
@@ -214,7 +214,8 @@ def spec_of(array: Any) -> Leaf:
     return Leaf("A", array.dtype.name, array.shape, bool(array.aval.weak_type))
 
 
-def _skeleton_of(values: Sequence[Value]) -> bytes:
+def skeleton_of(values: Sequence[Value]) -> bytes:
+    """What values look like, as a flat tuple."""
     encoder = TreeEncoder()
     encoder.specs(value.leaf for value in values)
     return encoder.skeleton

@@ -1,0 +1,267 @@
+"""Snapshots: the data of a session's arrays, copied into this process from time to time.
+
+And how many bytes this process keeps, in all, so that arrays can be made again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from jaxd.remote_values.lineage import Lineage, PutLineage, Snapshot
+from jaxd_protocol.messages.data_locations import call_number_of
+from jaxd_protocol.packages.installed import warn_user
+from jaxd_protocol.pytree import Leaf
+
+if TYPE_CHECKING:
+    from jaxd.connection.settings import RecoverySettings
+    from jaxd.interop.remote_array import RemoteArray, ResultBatch
+
+
+COST_SHARE: Final = 0.03
+"""Snapshots take at most this share of the time of a loop."""
+
+MAX_INTERVAL_S: Final = 600.0
+"""Snapshots that would have to be further apart than this are not taken any more."""
+
+_MAX_SETTLE_S: Final = 60.0
+"""A snapshot waits so long at most for the calls in flight."""
+
+
+class RecoverableStore(Protocol):
+    """The arrays of one session, as their recovery needs them."""
+
+    @property
+    def takes_data(self) -> bool:
+        """Whether arrays that are sent again are what they were: the server has one device."""
+
+    def live_batches(self) -> Sequence[ResultBatch]:
+        """Those that somebody holds."""
+
+    def data_here(self, array: RemoteArray) -> memoryview | None:
+        """All bytes of an array in C order, where this process has them."""
+
+    def fetch_copies(self, arrays: Sequence[RemoteArray]) -> Iterable[memoryview]:
+        """The data of arrays that are computed, which are not told of it."""
+
+    def settle(self, deadline: float) -> None:
+        """Waits for all calls in flight, whatever becomes of them.
+
+        Raises:
+            DeadlineExceeded: when `time.monotonic()` passes the deadline first.
+        """
+
+
+class KeptBytes:
+    """Counts the bytes that are kept to make arrays again. Thread-safe.
+
+    Args:
+        limit: the most that there may be.
+        on_full: called when something has no room.
+    """
+
+    def __init__(self, limit: int, on_full: Callable[[], object] = lambda: None) -> None:
+        self.limit = limit
+        self._on_full = on_full
+        self._used = {False: 0, True: 0}  # by whether it is of snapshots
+        self._gone: deque[tuple[bool, int]] = deque()  # appended to during garbage collection
+        self._lock = threading.Lock()  # guards _used
+
+    def take(self, nbytes: int) -> bool:
+        """Counts so many bytes that are no snapshot's, if they have room; whether they have."""
+        with self._lock:
+            self._settle()
+            has_room = self._used[False] + self._used[True] + nbytes <= self.limit
+            if has_room:
+                self._used[False] += nbytes
+        if not has_room:
+            self._on_full()
+        return has_room
+
+    def free(self, nbytes: int, *, of_snapshot: bool = False) -> None:
+        """Counts them no longer; takes no lock, for it is called during garbage collection too."""
+        self._gone.append((of_snapshot, nbytes))
+
+    def free_with(self, lineage: Lineage) -> None:
+        """Counts the bytes of a lineage no longer once nothing depends on it."""
+        is_snapshot = isinstance(lineage, Snapshot)
+        lineage.on_gone = partial(self.free, lineage.nbytes, of_snapshot=is_snapshot)
+
+    def hold(self, snapshot: Snapshot) -> Snapshot:
+        """Counts a snapshot, whatever the limit, for as long as it exists."""
+        with self._lock:
+            self._used[True] += snapshot.nbytes
+        self.free_with(snapshot)
+        return snapshot
+
+    def used(self) -> tuple[int, int]:
+        """Bytes of arguments and answers of calls, and those of snapshots."""
+        with self._lock:
+            self._settle()
+            return self._used[False], self._used[True]
+
+    def _settle(self) -> None:
+        """Takes off what is gone. The lock is held."""
+        with suppress(IndexError):
+            while True:
+                of_snapshot, nbytes = self._gone.popleft()
+                self._used[of_snapshot] -= nbytes
+
+
+class LastSnapshot(NamedTuple):
+    """The last snapshot.
+
+    Attributes:
+        at: when it was done, by the clock.
+        seconds: how long it took.
+    """
+
+    at: float
+    seconds: float
+
+
+class Snapshots:
+    """Takes snapshots of the arrays of one session. Thread-safe.
+
+    Args:
+        store: the arrays.
+        settings: how often, and how much.
+        clock: seconds that only grow.
+
+    Attributes:
+        kept: counts what is kept.
+        last: the last one; None before the first.
+        stopped: why none is taken any more; empty: they are.
+    """
+
+    def __init__(
+        self, store: RecoverableStore, settings: RecoverySettings, clock: Callable[[], float]
+    ) -> None:
+        self.kept = KeptBytes(settings.max_bytes, self.make_due)
+        self.last: LastSnapshot | None = None
+        self.stopped = ""
+        self._store = store
+        self._interval_s = settings.interval_s
+        self._clock = clock
+        self._due = clock() + settings.interval_s
+        self._earliest = 0.0
+        self._has_warned = False
+        self._lock = threading.Lock()  # held by the thread that takes one
+
+    def make_due(self) -> None:
+        """What is kept gets too much: a snapshot takes its place, unless there was one just now."""
+        self._due = min(self._due, self._earliest)
+
+    @property
+    def age_s(self) -> float | None:
+        """Seconds since the last one; None before the first."""
+        return None if self.last is None else self._clock() - self.last.at
+
+    def take_if_due(self) -> None:
+        """Takes one of all arrays when the time has come; called before a call is sent."""
+        if self._clock() < self._due or self.stopped or not self._store.takes_data:
+            return
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            self._due = self._clock() + self._interval_s  # also when it fails
+            with suppress(Exception):  # another thread has donated some, or they take too long
+                self._store.settle(time.monotonic() + _MAX_SETTLE_S)
+                began = self._clock()
+                try:
+                    self._take()
+                finally:
+                    self._plan_next(began)
+        finally:
+            self._lock.release()
+
+    def _plan_next(self, began: float) -> None:
+        """Cost comes before freshness: the more one takes, the rarer they are."""
+        now = self._clock()
+        pause_s = (now - began) / COST_SHARE
+        self._earliest = now + pause_s
+        self._due = max(now + self._interval_s, self._earliest)
+        if pause_s > max(MAX_INTERVAL_S, self._interval_s):
+            self.stopped = (
+                f"a snapshot takes {now - began:,.1f} s, so they would be {pause_s:,.0f} s apart"
+            )
+            self._warn(f"{self.stopped}: there is none any more")
+
+    def _take(self) -> None:
+        began, batches = self._clock(), self._store.live_batches()
+        for batch in batches:
+            self._trim(batch)
+        wanted = [
+            (batch, arrays)
+            for batch in batches
+            if not isinstance(batch.lineage, Snapshot | PutLineage)
+            and (arrays := usable_arrays(batch))
+            and not any(each.is_deleted() for each in batch.arrays)  # by another thread just now
+        ]
+        sizes = {id(batch): sum(each.nbytes for each in arrays) for batch, arrays in wanted}
+        wanted.sort(key=lambda each: sizes[id(each[0])])
+        # What these take the place of is there until then: twice the limit, for that time.
+        stay = [each.lineage for each in batches if isinstance(each.lineage, Snapshot)]
+        most, used = self.kept.limit, sum(self.kept.used())
+        room = min(most - sum(each.nbytes for each in stay), 2 * most - used)
+        for batch, arrays in wanted:
+            room -= sizes[id(batch)]
+            if room < 0:
+                total = sum(sizes.values())
+                self._warn(
+                    f"the arrays of this process on the server take {total:,} bytes, and it keeps "
+                    f"copies of {self.kept.limit:,} at most (JAXD_SNAPSHOT_BYTES)"
+                )
+                return
+            data = dict(_data_of(arrays, self._store))
+            batch.lineage = self.kept.hold(Snapshot(call_number_of(batch.first), data))
+        now = self._clock()
+        self.last = LastSnapshot(now, now - began)
+
+    def _trim(self, batch: ResultBatch) -> None:
+        """Forgets the data of arrays that nobody holds any more."""
+        lineage = batch.lineage
+        if isinstance(lineage, Snapshot):
+            held = {each.number for each in batch.arrays}
+            if not lineage.data.keys() <= held:
+                rest = {number: each for number, each in lineage.data.items() if number in held}
+                batch.lineage = self.kept.hold(Snapshot(lineage.number, rest))
+
+    def _warn(self, what: str) -> None:
+        if self._has_warned:
+            return
+        self._has_warned = True
+        warn_user(
+            f"{what}. They are lost if the worker ends and the calls since then are too many to be "
+            "made again. Have the server write them from time to time, which sends nothing here: "
+            "jaxd.save(state, path).",
+            RuntimeWarning,
+        )
+
+
+def usable_arrays(batch: ResultBatch) -> list[RemoteArray]:
+    """Those that somebody holds and that were neither deleted, nor donated, nor lost."""
+    if batch.pending_call is not None and batch.pending_call.error is not None:
+        return []
+    held = [each for each in batch.arrays if not each.is_deleted()]
+    return [each for each in held if batch.loss_of((each.number,)) is None]
+
+
+def _data_of(
+    arrays: Sequence[RemoteArray], store: RecoverableStore
+) -> Iterator[tuple[int, tuple[Leaf, memoryview]]]:
+    """Shapes and data by number; fetches what is not here."""
+    absent = []
+    for array in arrays:
+        data = store.data_here(array)
+        if data is None:
+            absent.append(array)
+        else:
+            yield array.number, (array.leaf, data)
+    for array, data in zip(absent, store.fetch_copies(absent), strict=True):
+        yield array.number, (array.leaf, data)
