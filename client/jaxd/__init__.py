@@ -26,6 +26,7 @@ from jaxd_protocol.network.addresses import Address
 
 if TYPE_CHECKING:
     from jaxd.api.batching import BatchedFunction, vmap_auto
+    from jaxd.api.checkpoints import Saving
     from jaxd.api.client import (
         Client,
         connect,
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from jaxd.dispatch.server_reports import Device, Statistics
     from jaxd.interop.lazy_array import LazyArray
     from jaxd.interop.remote_array import RemoteArray
+    from jaxd.remote_values.recovery import Kept
     from jaxd.tracing.derived_call import last_error
     from jaxd_protocol.pytree.padding import Bucket
 
@@ -59,10 +61,12 @@ __all__ = [
     "Client",
     "Device",
     "FallbackWarning",
+    "Kept",
     "LazyArray",
     "PRNGKeys",
     "PersistentFunction",
     "RemoteArray",
+    "Saving",
     "Settings",
     "Statistics",
     "Watch",
@@ -97,8 +101,10 @@ _LAZY_EXPORTS: Final = {
     **dict.fromkeys(("kept", "restore", "save", "statistics", "wait"), "jaxd.api.client"),
     "Bucket": "jaxd_protocol.pytree.padding",
     "Device": "jaxd.dispatch.server_reports",
+    "Kept": "jaxd.remote_values.recovery",
     "LazyArray": "jaxd.interop.lazy_array",
     "RemoteArray": "jaxd.interop.remote_array",
+    "Saving": "jaxd.api.checkpoints",
     "Statistics": "jaxd.dispatch.server_reports",
     "Watch": "jaxd.api.watcher",
     "install": "jaxd.api.launch.process",

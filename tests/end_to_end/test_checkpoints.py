@@ -264,10 +264,12 @@ def test_a_sharded_state_comes_back_where_it_was(eight: LiveServer, tmp_path: Pa
         state = train({"w": np.zeros(1 << 20, np.float32), "n": np.int32(0)})
         state = train(state)
         state["w"].block_until_ready()
+        moved = _moved(client)
         client.save(state, tmp_path / "one").wait()
         before = [device.bytes_in_use for device in client.devices()]
         restored = client.restore(tmp_path / "one", like=state)
         after = [device.bytes_in_use for device in client.devices()]
+        assert _moved(client) - moved < 1 << 16
         grown = [b - a for a, b in zip(before, after, strict=True)]
         assert all((1 << 19) <= each < (1 << 20) for each in grown), grown  # an eighth of 4 MiB
         compiles = client.statistics().compiles
@@ -275,6 +277,12 @@ def test_a_sharded_state_comes_back_where_it_was(eight: LiveServer, tmp_path: Pa
         np.testing.assert_array_equal(np.asarray(one["w"]), np.asarray(other["w"]))
         assert int(one["n"]) == int(other["n"]) == 3
         assert client.statistics().compiles == compiles
+
+
+def _moved(client: Client) -> int:
+    """The bytes that have gone through the sockets of the worker."""
+    now = client.statistics()
+    return now.bytes_received + now.bytes_sent
 
 
 @pytest.mark.slow
