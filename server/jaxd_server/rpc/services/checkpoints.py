@@ -117,6 +117,8 @@ class CheckpointService:
 
     def _save(self, token: str, path: str, names: str, ids: bytes, overwrite: bool) -> Reply:
         """Begins a checkpoint, once; it is done already where memory has no room for copies."""
+        if not token.isalnum():
+            raise ProtocolError("the token of a checkpoint is none.")  # it becomes part of a path
         if token not in self._saves:
             save: Future[None] = Future()
             self._saves[token] = save
