@@ -100,6 +100,7 @@ _GROUPS: dict[str, dict[str, Command | Forwarded]] = {
     "run programs": {"run": run, "env": run.Env(), "demo": demo},
     "look": {
         "status": status,
+        "top": status.Top(),
         "functions": functions,
         "why": why,
         "report": report,
@@ -136,7 +137,8 @@ _COMMANDS: dict[str, Command | Forwarded] = {
 
 _ALIASES = {"-h": "help", "--help": "help", "-V": "version", "--version": "version"}
 _QUERIES = {
-    *("status", "restart", "why", "report", "functions", "values", "devices", "logs", "profile")
+    *("status", "top", "restart", "why", "report", "functions"),
+    *("values", "devices", "logs", "profile"),
 }
 _WITH_PROGRAM = (["warm"], ["verify"], ["trace"])
 _FAILED, _NO_SERVER, _INTERRUPTED = 1, 3, 130
@@ -159,8 +161,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command (default: `sys.argv[1:]`) and returns the exit code of the process.
 
     Returns:
-        0 done, 1 failed, 3 no server runs (`status`, `restart`, `why`, `functions`, `values`,
-        `devices`, `logs`, `report`, `profile`),
+        0 done, 1 failed, 3 no server runs (`status`, `top`, `restart`, `why`, `functions`,
+        `values`, `devices`, `logs`, `report`, `profile`),
         130 after Ctrl-C; `warm --record`, `verify` and `trace`: that of the program that they run,
         and of `verify` 3 when it found a mismatch.
 

@@ -1,18 +1,33 @@
-"""`jaxd status`: what a server is doing; never starts one."""
+"""`jaxd status` and `jaxd top`: what a server is doing; neither starts one."""
 
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
 import sys
-from collections.abc import Mapping
-from typing import Any
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
-from jaxd.cli.query import add_query_options, no_server_at, print_json, server_address
+from jaxd.cli.query import (
+    add_query_options,
+    add_server_option,
+    no_server_at,
+    print_json,
+    server_address,
+)
 from jaxd.connection.control_client import send_request
 from jaxd_protocol.base.terminal import duration, size
-from jaxd_protocol.errors import NoServer
+from jaxd_protocol.errors import ConfigurationError, NoServer
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import control_path, has_listener
+
+if TYPE_CHECKING:
+    from jaxd.api.watcher import Watch
+    from jaxd.cli.server_summary import Seen
+    from jaxd.cli.server_tables import Pane
+    from jaxd_protocol.messages.server_view import ServerView
 
 SUMMARY = "show what a server is doing and has done"
 EXAMPLE = "jaxd status --json"
@@ -204,3 +219,129 @@ def _client_lines(seen: Report) -> list[str]:
         return []
     texts = (f"{row['principal'].removeprefix('account:')} {row['connections']}" for row in rows)
     return [f"{'clients':<9} {', '.join(texts)}"]
+
+
+# `jaxd top` ---------------------------------------------------------------------------------------
+
+_PANES: Final = ("calls", "functions", "builds", "values", "sessions", "events", "processes")
+_FRAME_ROWS: Final = 10
+_RETRY_S: Final = 0.5
+
+
+class Top:
+    """`jaxd top`: the same and more, live, in the terminal."""
+
+    SUMMARY = "watch calls, functions, builds, values and errors live"
+    EXAMPLE = "jaxd top; jaxd top --pane functions; jaxd top --once"
+
+    @staticmethod
+    def configure(parser: argparse.ArgumentParser) -> None:
+        """Adds the options of the command."""
+        add_server_option(parser)
+        parser.add_argument(
+            "--pane", choices=_PANES, help="the table that is shown first; with --once, all of it"
+        )
+        parser.add_argument(
+            "--once",
+            action="store_true",
+            help="print one frame as text, and end; needs no terminal",
+        )
+        parser.add_argument(
+            "--wait", action="store_true", help="where no server runs, wait until one does"
+        )
+
+    @staticmethod
+    def run(arguments: argparse.Namespace) -> int:
+        """Shows it until a key ends it; starts no server.
+
+        Returns:
+            0; 1 when the program on the screen has failed.
+
+        Raises:
+            NoServer: when none runs, without `--wait`.
+            ConfigurationError: when there can be no screen: no terminal, or textual is missing.
+            JaxdError: when a server runs but does not answer.
+        """
+        if not arguments.once:
+            _require_screen()
+        with _watched(arguments.server, waits=arguments.wait) as watch:
+            if arguments.once:
+                print(_frame(watch.view, arguments.pane))
+                return 0
+            from jaxd.cli.top_screen import Top as Program
+
+            program = Program(watch, arguments.pane or _PANES[0], is_local=watch.is_local)
+            program.run()
+            return program.return_code or 0
+
+
+def _require_screen() -> None:
+    """Returns when something can be drawn.
+
+    Raises:
+        ConfigurationError: when it cannot.
+    """
+    from importlib.util import find_spec
+
+    streams = (sys.stdin, sys.stdout, sys.stderr)
+    if not all(stream.isatty() for stream in streams) or os.environ.get("TERM") == "dumb":
+        raise ConfigurationError(
+            "jaxd top needs a terminal that it can draw on. For text, run: jaxd top --once "
+            "or jaxd status"
+        )
+    if find_spec("textual") is None:
+        raise ConfigurationError(
+            "jaxd top draws with textual, which is not installed here. Run: "
+            "pip install 'jaxd[top]' (jaxd top --once does without)"
+        )
+
+
+def _watched(server: str | None, *, waits: bool) -> Watch:
+    """The server; once it runs, where that is waited for.
+
+    Raises:
+        NoServer: when none runs, and none is waited for.
+        JaxdError: when it does not answer.
+    """
+    from jaxd.api.watcher import watch
+
+    is_told = False
+    while True:
+        try:
+            return watch(server)
+        except NoServer as error:
+            if not waits:
+                raise
+            if not is_told:
+                print(f"jaxd: waiting: {error}", file=sys.stderr)
+            is_told = True
+        time.sleep(_RETRY_S)
+
+
+def _frame(view: ServerView, name: str | None) -> str:
+    """All there is to see as text: the first rows of each table, or one table whole."""
+    from jaxd.cli.server_summary import Seen, head
+    from jaxd.cli.server_tables import PANES
+
+    width = shutil.get_terminal_size().columns
+    seen = Seen(max(time.time(), view.at))
+    lines = ["".join(text for text, _ in spans) for spans in head(view, seen, width)]
+    for pane in PANES.values() if name is None else [PANES[name]]:
+        if name is not None or pane.rows(view):
+            lines += ["", *_pane_lines(pane, view, seen, width, None if name else _FRAME_ROWS)]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _pane_lines(
+    pane: Pane, view: ServerView, seen: Seen, width: int, most: int | None
+) -> Iterator[str]:
+    from jaxd.cli.server_tables import Listing
+
+    listing = Listing(pane)
+    rows, columns = listing.rows(view), listing.columns(width)
+    yield f"{pane.title} {len(rows):,}"
+    yield listing.heading(columns) if rows else pane.empty
+    for key, row in rows[:most]:
+        yield listing.line(columns, key, row, seen)
+    if most is not None and len(rows) > most:
+        yield f"and {len(rows) - most:,} more: --pane {pane.title.lower()}"
