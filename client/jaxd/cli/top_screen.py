@@ -148,13 +148,14 @@ class RowTable(ScrollView, can_focus=True):
 
     def show(self, rows: Sequence[tuple[str, Row]], line: Callable[[str, Row], str]) -> None:
         """Draws these, each as `line` makes it when it is on the screen."""
-        held = self.chosen
+        held, place = self.chosen, self.cursor
         self._rows, self._line = rows, line
         if self.cursor and held is not None:
-            keys = (place for place, one in enumerate(rows) if one[0] == held[0])
+            keys = (number for number, one in enumerate(rows) if one[0] == held[0])
             self.cursor = next(keys, min(self.cursor, max(0, len(rows) - 1)))
         self.virtual_size = Size(self.scrollable_content_region.width, len(rows))
-        self._keep_in_sight()
+        if self.cursor != place:  # else it is where somebody has scrolled to
+            self._keep_in_sight()
         self.refresh()
 
     @property
@@ -598,7 +599,7 @@ class Panes(Screen[None]):
         """Shows another pane."""
         self.pane = name
         both = self.query_one(FilteredTable)
-        both.table.cursor = 0
+        both.table.action_move(-both.table.cursor)
         both.show_filter(self.listing.wanted)
         self.draw()
         self.refresh_bindings()
@@ -708,7 +709,8 @@ def act(watch: Watched, action: str, key: str, row: Row) -> str:
         return "It is cancelled." if watch.cancel(key) else "It was over, or cannot be cancelled."
     if action == "clear":
         return f"{watch.clear(key):,} programs of {row.name} are cleared."
-    return f"{row.holder} is released." if watch.forget(row.holder) else f"{row.holder} was gone."
+    is_done = watch.forget(row.holder)
+    return f"{row.holder} {'is released.' if is_done else 'is no name of yours, or was gone.'}"
 
 
 def _short(count: int) -> str:

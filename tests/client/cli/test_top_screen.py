@@ -188,6 +188,27 @@ def test_what_comes_is_shown_and_the_cursor_stays_on_its_row() -> None:
     play(steps, pane="functions")
 
 
+def test_what_is_scrolled_to_stays_in_sight() -> None:
+    """By the mouse; a key brings the cursor back, another pane begins at its top."""
+
+    async def steps(pilot: Pilot[None], top: Top, watch: RecordedWatch) -> None:
+        table = top.screen.query_one(RowTable)
+        table.scroll_to(y=20, animate=False)
+        await pilot.pause()
+        assert "function_79 " in lines(top)[4]
+        watch.view = watch.view.patched({"functions": {f"{99:032x}": {"hits": 900}}})
+        top.panes.look()
+        await pilot.pause()
+        assert "function_79 " in lines(top)[4]
+        await pilot.press("down")
+        assert "function_98 " in lines(top)[4]
+        await pilot.press("end", "3", "2")
+        assert table.cursor == 0
+        assert "function_99 " in lines(top)[4]
+
+    play(steps, RecordedWatch(many_functions(100)), pane="functions")
+
+
 def test_ten_thousand_functions_are_drawn_by_the_screen_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -255,6 +255,24 @@ def test_a_worker_that_hangs_is_seen_to_hang(live: LiveServer, open_terminal: Op
         assert terminal.wait() == 0
 
 
+def test_a_server_that_is_stopped_and_started_again_is_followed(
+    runtime: Path, start_host: StartHost, open_terminal: OpenTerminal
+) -> None:
+    """Meanwhile the last view stays, with what to do."""
+    host = start_host()
+    host.wait_until_ready()
+    with open_terminal(environment={**os.environ, "JAXD_SERVER": ""}) as terminal:
+        terminal.until("up ")
+        host.signal(signal.SIGTERM)
+        host.wait()
+        terminal.until("jaxd start")
+        terminal.until("  gone  ")
+        start_host().wait_until_ready()
+        terminal.until_gone("  gone  ")
+        terminal.type("q")
+        assert terminal.wait() == 0
+
+
 def test_no_color_leaves_colours_away(open_terminal: OpenTerminal) -> None:
     """Words say the same; bold and reversed text stay."""
     colour = re.compile(rb"\x1b\[(?:\d+;)*(?:3[0-7]|38;[0-9;]+|4[0-7]|48;[0-9;]+|9[0-7])(?:;\d+)*m")
