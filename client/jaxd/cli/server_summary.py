@@ -225,6 +225,10 @@ _STATES: Final = {
     ),
 }
 
+_RESTARTED: Final = (
+    "The worker{whose} is another one than at first. Why: worker_exited under Events"
+)
+
 
 def worker_word(worker: WorkerRow) -> str:
     """``ready``, ``hanging``, ``ready, restarted 2 times``."""
@@ -238,7 +242,7 @@ def notices(view: ServerView, now: float) -> list[Spans]:
     """What somebody should know of the workers, with the next step."""
     lines: list[Spans] = []
     for worker in view.workers.values():
-        text, tone = _STATES.get(worker.state, ("", ""))
+        text, tone = _STATES.get(worker.state) or (_RESTARTED if worker.restarts else "", "")
         whose = f" of {owner(worker.principal)}" if worker.principal else ""
         silent = since(worker.answered, now) or "some time"
         why = worker.why.rstrip(". ") or "see jaxd logs"

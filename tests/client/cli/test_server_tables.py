@@ -171,7 +171,11 @@ def test_a_function_shows_when_it_was_called() -> None:
         (WorkerRow(state="resting"), "resting", "The next call starts one"),
         (WorkerRow(state="draining"), "draining", "jaxd start"),
         (WorkerRow(state="broken", why="no driver"), "broken", "no driver. Repair that"),
-        (WorkerRow(state="ready", restarts=2), "ready, restarted 2 times", ""),
+        (
+            WorkerRow(state="ready", restarts=2),
+            "ready, restarted 2 times",
+            "worker_exited under Events",
+        ),
         (WorkerRow(state="of a newer server"), "of a newer server", ""),
     ],
 )

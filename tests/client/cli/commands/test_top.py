@@ -203,6 +203,7 @@ def test_a_function_is_found_and_looked_at(live: LiveServer, open_terminal: Open
         function = client.persistent_call(seen_in_a_terminal)
         function(X)
         terminal.until("seen_in_a_t")
+        terminal.until("enter details")
         terminal.type("/seen_in_a")
         terminal.until_gone("enter details")  # keys are letters of the filter
         terminal.type("\r")
