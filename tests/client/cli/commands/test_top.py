@@ -70,6 +70,14 @@ def test_without_textual_it_names_the_extra(
     assert "Run: pip install 'jaxd[top]'" in capsys.readouterr().err
 
 
+def test_one_frame_needs_no_textual(live: LiveServer) -> None:
+    """It is imported for the screen alone."""
+    hidden = "import sys; sys.modules['textual'] = None; from jaxd.cli.__main__ import main; main()"
+    done = live.run(hidden, "top", "--once")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "  up " in done.stdout
+
+
 def test_its_panes_are_those_of_the_tables() -> None:
     """The command line names them without making them."""
     assert tuple(PANES) == status._PANES
