@@ -268,7 +268,7 @@ _BUILDS: Final = Pane(
             lambda key, row: _build_seconds(row, row.started),
             is_count=True,
         ),
-        _text("why", "reason", 18),
+        _text("why", "reason", 28),
         _time("asked", "queued"),
         _text("behind", "behind", 10, grows=False),
         _of(),
@@ -297,8 +297,8 @@ _VALUES: Final = Pane(
     Action(
         "release",
         lambda key, row: (
-            f"Release {row.holder}: {row.count:,} arrays, {size(row.nbytes)}? Whoever asks "
-            "for the name gets an error."
+            f"Release {row.holder}, arrays of {size(row.nbytes)}? Whoever asks for the name gets "
+            "an error."
         ),
         lambda key, row: (
             ""
