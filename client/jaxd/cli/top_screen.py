@@ -27,7 +27,7 @@ from textual.message import Message
 from textual.screen import ModalScreen, Screen
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
-from textual.widgets import Footer, Input, Static
+from textual.widgets import Footer, Static
 
 from jaxd.api.watcher import FunctionDetail
 from jaxd.cli.server_summary import (
@@ -228,55 +228,62 @@ class FilteredTable(Vertical):
         super().__init__()
         self.heading = Static(id="heading")
         self.table = RowTable(has_cursor=has_cursor)
-        self.filter = Input(
-            placeholder="letters; Enter: back to the rows; Esc: all",
-            compact=True,
-            select_on_focus=False,
-        )
+        self._line = Static(id="filter")
+        self._wanted = ""
+        self._is_typing = False
 
     def compose(self) -> ComposeResult:
         """Heading, table and filter."""
         yield self.heading
         yield self.table
-        yield self.filter
+        yield self._line
 
     def on_mount(self) -> None:
         """Nothing is filtered."""
         self.show_filter("")
-
-    def show_filter(self, wanted: str) -> None:
-        """With these letters; empty: there is none."""
-        self.filter.value = wanted
-        self.filter.display = bool(wanted)
         self.table.focus()
+
+    def show_filter(self, wanted: str, *, is_typing: bool = False) -> None:
+        """With these letters; empty: there is none."""
+        self._is_typing = is_typing
+        self._line.display = is_typing or bool(wanted)
+        self._line.update(Content(f"/{wanted}{'▏' if is_typing else '  (Esc: all)'}"))
+        if wanted != self._wanted:
+            self._wanted = wanted
+            self.post_message(self.Filtered(wanted))
+
+    def on_key(self, event: events.Key) -> None:
+        """Takes letters while they are typed; the focus stays, so no key is taken for another."""
+        if event.key == "slash" and not self._is_typing:
+            self.action_filter()
+        elif self._is_typing and (edited := _edited(self._wanted, event)) is not None:
+            self.show_filter(edited, is_typing=event.key not in ("enter", "escape"))
+        else:
+            return
+        event.stop()
 
     def action_filter(self) -> None:
         """Asks for letters."""
-        self.filter.display = True
-        self.filter.cursor_position = len(self.filter.value)
-        self.filter.focus()
+        self.show_filter(self._wanted, is_typing=True)
 
     def action_unfilter(self) -> None:
         """Shows all again; where all is shown, it is a matter of the screen."""
-        if self.filter.display:
+        if self._wanted:
             self.show_filter("")
         else:
             self.post_message(self.Left())
-
-    def on_input_changed(self, event: Input.Changed) -> None:
-        """Filters with each letter."""
-        event.stop()
-        self.post_message(self.Filtered(event.value))
-
-    def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Back to the rows, which stay filtered."""
-        event.stop()
-        self.show_filter(event.value)
 
     def on_click(self, event: events.Click) -> None:
         """One on the heading sorts."""
         if event.widget is self.heading:
             self.post_message(self.HeadingClicked(event.x))
+
+
+def _edited(text: str, event: events.Key) -> str | None:
+    """The text after a key; None: it is no key of an editor."""
+    edits = {"enter": text, "escape": "", "backspace": text[:-1], "ctrl+u": ""}
+    letter = event.character if event.is_printable else None
+    return edits.get(event.key, text + letter if letter else None)
 
 
 def content(lines: Sequence[Spans]) -> Content:
@@ -601,6 +608,7 @@ class Panes(Screen[None]):
         both = self.query_one(FilteredTable)
         both.table.action_move(-both.table.cursor)
         both.show_filter(self.listing.wanted)
+        both.table.focus()
         self.draw()
         self.refresh_bindings()
 
@@ -733,6 +741,7 @@ class Top(App[None]):
     * { background: ansi_default; color: ansi_default; }
     #head, #panes, #title { height: auto; width: 100%; }
     #heading { text-style: underline; height: 1; }
+    #filter { height: 1; }
     #title { margin-bottom: 1; }
     Static { link-color: ansi_default; link-style: none; link-style-hover: underline; }
     Static { link-color-hover: ansi_default; link-background-hover: ansi_default; }

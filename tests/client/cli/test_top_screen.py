@@ -12,6 +12,8 @@ import pytest
 
 pytest.importorskip("textual", reason="jaxd top needs textual: pip install 'jaxd[top]'")
 
+from textual import events
+
 from jaxd.cli.server_tables import PANES, Column
 from jaxd.cli.top_screen import Details, Panes, RowTable, Top
 from jaxd_protocol.messages.server_view import FunctionRow, WorkerRow
@@ -164,6 +166,21 @@ def test_a_filter_leaves_rows_with_these_letters() -> None:
         assert "train_step" in shown(top)
 
     play(steps, pane="functions")
+
+
+def test_letters_of_a_filter_are_no_commands() -> None:
+    """However fast they come; they can be taken back."""
+
+    async def steps(pilot: Pilot[None], top: Top, watch: RecordedWatch) -> None:
+        for key in ("slash", "x", "y", "q", "slash", "backspace", "backspace", "ctrl+u", "l", "o"):
+            character = {"slash": "/"}.get(key, key if len(key) == 1 else None)
+            top.post_message(events.Key(key, character))
+        await until(pilot, top, "/lo▏")
+        assert "train_step" not in shown(top)
+        await pilot.press("enter")
+        await until(pilot, top, "/lo  (Esc: all)")
+
+    assert not play(steps, pane="functions").asked
 
 
 def test_what_comes_is_shown_and_the_cursor_stays_on_its_row() -> None:

@@ -211,12 +211,7 @@ def test_a_function_is_found_and_looked_at(live: LiveServer, open_terminal: Open
         function = client.persistent_call(seen_in_a_terminal)
         function(X)
         terminal.until("seen_in_a_t")
-        terminal.until("enter details")
-        terminal.type("/seen_in_a")
-        terminal.until_gone("enter details")  # keys are letters of the filter
-        terminal.type("\r")
-        terminal.until("enter details")
-        terminal.type("\r")
+        terminal.type("/seen_in_a\r\r")
         terminal.until("Functions: seen_in_a_terminal")
         terminal.type("2")
         terminal.until("Why its programs were made")
