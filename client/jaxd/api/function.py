@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import jax
 
     from jaxd.api.recording import CallProfile
-    from jaxd.api.staging import Staging
+    from jaxd.api.stages import Staging
     from jaxd.api.submission import StartedCall
     from jaxd.api.why import Why
     from jaxd.dispatch.warm import Warmed
@@ -565,7 +565,7 @@ class PersistentFunction(
         return self._staging().program_count() + local
 
     def _staging(self, bound: int = 0) -> Staging:
-        from jaxd.api.staging import Staging
+        from jaxd.api.stages import Staging
 
         return Staging(self._binding, self._inlined, self._local_run, bound)
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import jax
 
     from jaxd.api.recording import CallProfile
-    from jaxd.api.staging import Staging
+    from jaxd.api.stages import Staging
     from jaxd.api.why import Why
     from jaxd.dispatch.warm import Warmed
 
