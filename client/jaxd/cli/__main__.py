@@ -11,6 +11,7 @@ from typing import NamedTuple, NoReturn, Protocol
 
 from jaxd.cli.commands import (
     completion,
+    dashboard,
     demo,
     doctor,
     functions,
@@ -101,6 +102,7 @@ _GROUPS: dict[str, dict[str, Command | Forwarded]] = {
     "look": {
         "status": status,
         "top": status.Top(),
+        "dashboard": dashboard,
         "functions": functions,
         "why": why,
         "report": report,
@@ -137,7 +139,7 @@ _COMMANDS: dict[str, Command | Forwarded] = {
 
 _ALIASES = {"-h": "help", "--help": "help", "-V": "version", "--version": "version"}
 _QUERIES = {
-    *("status", "top", "restart", "why", "report", "functions"),
+    *("status", "top", "dashboard", "restart", "why", "report", "functions"),
     *("values", "devices", "logs", "profile"),
 }
 _WITH_PROGRAM = (["warm"], ["verify"], ["trace"])
@@ -161,8 +163,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command (default: `sys.argv[1:]`) and returns the exit code of the process.
 
     Returns:
-        0 done, 1 failed, 3 no server runs (`status`, `top`, `restart`, `why`, `functions`,
-        `values`, `devices`, `logs`, `report`, `profile`),
+        0 done, 1 failed, 3 no server runs (`status`, `top`, `dashboard`, `restart`, `why`,
+        `functions`, `values`, `devices`, `logs`, `report`, `profile`),
         130 after Ctrl-C; `warm --record`, `verify` and `trace`: that of the program that they run,
         and of `verify` 3 when it found a mismatch.
 
