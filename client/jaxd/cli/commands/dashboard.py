@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import html
 import os
 import socket
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -112,6 +110,8 @@ def _opened(link: str, is_wanted: bool) -> Iterator[None]:
     if not is_wanted:
         yield
         return
+    import html
+    import tempfile
     import webbrowser
 
     with tempfile.NamedTemporaryFile("w", prefix="jaxd-dashboard-", suffix=".html") as file:
