@@ -119,6 +119,17 @@ def test_it_outlives_the_server(start_live: StartLive) -> None:
         assert client.statistics().saved_s == pytest.approx(after.total.saved_s)
 
 
+def test_functions_of_one_name_in_two_files_are_two(start_live: StartLive, tmp_path: Path) -> None:
+    """Each with its place."""
+    server = start_live()
+    for name, source in (("first", PROGRAM), ("second", PROGRAM.replace("x + 1", "x + 2"))):
+        (tmp_path / f"{name}.py").write_text(source)
+        run(server, f"import sys; sys.path.insert(0, sys.argv[1]); import {name}", str(tmp_path))
+    functions = report_of(server).functions
+    assert [(each.name, each.use.compiled) for each in functions] == [("well_made", 1)] * 2
+    assert {each.where.partition(":")[0] for each in functions} == {"first.py", "second.py"}
+
+
 def test_needless_builds_are_found(start_live: StartLive) -> None:
     """Each with its kind, what it is about, and how many programs there need not have been."""
     server = start_live()

@@ -419,6 +419,7 @@ class Pipeline:
 
     def _count_use(self, session: Client, executable: Executable, made: BuildResult | None) -> None:
         function = executable.use or FunctionUse()
+        file = function.where.rpartition(":")[0]
         if made is None:
             saved = executable.costs.build_s
             session.use.found += 1
@@ -431,13 +432,13 @@ class Pipeline:
             function.compiled += 1
             function.built_s += executable.costs.paid_s
             use = Use(compiled=1, built_s=executable.costs.paid_s)
-            self.uses.add(session.principal, executable.name, use)
+            self.uses.add(session.principal, executable.name, use, file)
             return
         session.use.saved_s += saved
         executable.saved_s += saved
         function.saved_s += saved
         use = Use(found=made is None, loaded=made is not None, saved_s=saved)
-        self.uses.add(session.principal, executable.name, use)
+        self.uses.add(session.principal, executable.name, use, file)
         self.counters.add(session.counts, saved_s=saved)
 
     def _report(self, executable: Executable, made: BuildResult | None) -> Reply:

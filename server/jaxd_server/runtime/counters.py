@@ -224,9 +224,24 @@ class Counters:
 
 
 _USE_FILE: Final = "use.json"
-_USE_FORMAT: Final = 1
+_USE_FORMAT: Final = 2
 _MAX_USES: Final = 5000
 _DAMAGED: Final = (ValueError, TypeError, AttributeError, LookupError)
+
+
+class UsedFunction(NamedTuple):
+    """What a count is about.
+
+    Attributes:
+        principal: whose use it was.
+        function: the function's name.
+        file: where it stands; empty when that is not known. Functions of different files may have
+            one name.
+    """
+
+    principal: str
+    function: str
+    file: str = ""
 
 
 class UsesSince(NamedTuple):
@@ -234,11 +249,11 @@ class UsesSince(NamedTuple):
 
     Attributes:
         since: when counting began, as `time.time()`.
-        uses: by principal and function.
+        uses: by principal, function and file.
     """
 
     since: float
-    uses: dict[tuple[str, str], Use]
+    uses: dict[UsedFunction, Use]
 
 
 class UseTable:
@@ -253,8 +268,8 @@ class UseTable:
     def __init__(self, folder: str | None = None) -> None:
         self._folder = folder
         self._started = self._since = time.time()
-        self._here: dict[tuple[str, str], Use] = {}
-        self._new: dict[tuple[str, str], Use] = {}
+        self._here: dict[UsedFunction, Use] = {}
+        self._new: dict[UsedFunction, Use] = {}
         self._revoked: set[str] = set()
         self._lock = threading.Lock()  # guards _here, _new and _revoked
         self._writing = threading.Lock()  # held by the thread that reads and writes the file
@@ -264,9 +279,9 @@ class UseTable:
         """Whether the counts outlive this process."""
         return self._folder is not None
 
-    def add(self, principal: str, function: str, use: Use) -> None:
+    def add(self, principal: str, function: str, use: Use, file: str = "") -> None:
         """Adds to what there is."""
-        name = principal, function
+        name = UsedFunction(principal, function, file)
         with self._lock:
             for uses in (self._here, self._new):
                 uses[name] = uses.get(name, Use()) + use
@@ -274,8 +289,8 @@ class UseTable:
     def forget(self, principal: str) -> None:
         """Drops the counts of a principal, whose next holder may be another person."""
         with self._lock:
-            self._here = {name: use for name, use in self._here.items() if name[0] != principal}
-            self._new = {name: use for name, use in self._new.items() if name[0] != principal}
+            self._here = {name: use for name, use in self._here.items() if name.principal != principal}
+            self._new = {name: use for name, use in self._new.items() if name.principal != principal}
             self._revoked.add(principal)
         self.flush()
 
@@ -285,7 +300,7 @@ class UseTable:
         Before it, the same name may have been another person's.
         """
         with self._lock:
-            own = {name: use for name, use in self._here.items() if name[0] == principal}
+            own = {name: use for name, use in self._here.items() if name.principal == principal}
         return UsesSince(self._started, own)
 
     def flush(self) -> None:
@@ -311,14 +326,14 @@ class UseTable:
                 self._folder = None
         return self.all()
 
-    def _kept(self, folder: str, new: dict[tuple[str, str], Use], revoked: set[str]) -> UsesSince:
+    def _kept(self, folder: str, new: dict[UsedFunction, Use], revoked: set[str]) -> UsesSince:
         """What the file has once this was added; other processes do the same one by one."""
         os.makedirs(folder, 0o700, exist_ok=True)
         path, descriptor = f"{folder}/{_USE_FILE}", os.open(folder, os.O_RDONLY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             self._since, found = _read_uses(path, self._since)
-            found = {name: use for name, use in found.items() if name[0] not in revoked}
+            found = {name: use for name, use in found.items() if name.principal not in revoked}
             for name, use in new.items():
                 found[name] = found.get(name, Use()) + use
             if new or revoked:
@@ -336,15 +351,15 @@ def _read_uses(path: str, now: float) -> UsesSince:
         if content["format"] != _USE_FORMAT:
             return UsesSince(now, {})
         rows = {
-            (str(principal), str(function)): Use(int(a), int(b), int(c), float(d), float(e))
-            for principal, function, a, b, c, d, e in content["rows"]
+            UsedFunction(*map(str, name)): Use(int(a), int(b), int(c), float(d), float(e))
+            for *name, a, b, c, d, e in content["rows"]
         }
         return UsesSince(float(content["since"]), rows)
     except (FileNotFoundError, *_DAMAGED):
         return UsesSince(now, {})
 
 
-def _uses_text(since: float, uses: Mapping[tuple[str, str], Use]) -> str:
+def _uses_text(since: float, uses: Mapping[UsedFunction, Use]) -> str:
     ordered = sorted(uses.items(), key=lambda item: -item[1].saved_s - item[1].built_s)
     rows = [(*name, *astuple(use)) for name, use in ordered[:_MAX_USES]]
     return json.dumps({"format": _USE_FORMAT, "since": since, "rows": rows})

@@ -198,7 +198,7 @@ def test_uses_are_added_to_what_other_processes_have_kept(tmp_path: Path) -> Non
     first.add("me", "f", ONE)
     first.flush()
     found = second.all()
-    assert found == (since, {("me", "f"): ONE + ONE + ONE, ("you", "g"): ONE})
+    assert found == (since, {("me", "f", ""): ONE + ONE + ONE, ("you", "g", ""): ONE})
     assert UseTable(str(tmp_path / "use")).all() == found
     assert second.all() == found, "nothing is added twice"
 
@@ -211,9 +211,9 @@ def test_a_principal_is_shown_what_was_counted_here(tmp_path: Path) -> None:
     table = UseTable(str(tmp_path))
     table.add("account:a", "f", ONE)
     table.add("account:b", "f", ONE)
-    assert table.of("account:a").uses == {("account:a", "f"): ONE}
+    assert table.of("account:a").uses == {("account:a", "f", ""): ONE}
     table.all()
-    assert table.of("account:a").uses == {("account:a", "f"): ONE}
+    assert table.of("account:a").uses == {("account:a", "f", ""): ONE}
 
 
 def test_uses_of_a_revoked_account_are_dropped(tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_uses_of_a_revoked_account_are_dropped(tmp_path: Path) -> None:
     table.add("a", "g", ONE)
     table.forget("a")
     assert table.of("a").uses == {}
-    assert UseTable(str(tmp_path)).all().uses == {("b", "f"): ONE}
+    assert UseTable(str(tmp_path)).all().uses == {("b", "f", ""): ONE}
 
 
 @pytest.mark.parametrize(
@@ -236,8 +236,8 @@ def test_a_damaged_file_counts_as_none(tmp_path: Path, content: str) -> None:
     (tmp_path / "use.json").write_text(content, encoding="latin-1")
     table = UseTable(str(tmp_path))
     table.add("me", "f", ONE)
-    assert table.all().uses == {("me", "f"): ONE}
-    assert UseTable(str(tmp_path)).all().uses == {("me", "f"): ONE}
+    assert table.all().uses == {("me", "f", ""): ONE}
+    assert UseTable(str(tmp_path)).all().uses == {("me", "f", ""): ONE}
 
 
 def test_what_cannot_be_written_is_counted_in_memory(
@@ -249,6 +249,6 @@ def test_what_cannot_be_written_is_counted_in_memory(
     table = UseTable(str(tmp_path / "use"))
     for count in (1, 2):
         table.add("me", "f", Use(found=1))
-        assert table.all().uses == {("me", "f"): Use(found=count)}
+        assert table.all().uses == {("me", "f", ""): Use(found=count)}
     assert not table.is_kept
     assert [event for event, _ in lines] == ["use_not_kept"]

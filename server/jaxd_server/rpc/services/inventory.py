@@ -180,23 +180,29 @@ def report(pipeline: Pipeline, principal: str = "") -> Report:
     is_owner = known.is_owner(principal)
     since, uses = pipeline.uses.all() if is_owner else pipeline.uses.of(principal)
     records = pipeline.build_log.build_history.records(known.visibility(principal))
-    places = {each.description.name: each.description.where for each in records.values()}
-    whose, functions = _summed(uses, 0), _summed(uses, 1)
+    places = {
+        (each.description.name, each.description.where.rpartition(":")[0]): each.description.where
+        for each in records.values()
+    }
+    whose = _summed(uses, lambda one: (one.principal, ""))
+    functions = _summed(uses, lambda one: (one.function, one.file))
     return Report(
         since,
         is_owner and pipeline.uses.is_kept,
         sum(uses.values(), Use()),
-        tuple(NamedUse(name, use) for name, use in whose),
-        tuple(NamedUse(name, use, places.get(name, "")) for name, use in functions),
+        tuple(NamedUse(name[0], use) for name, use in whose),
+        tuple(NamedUse(name[0], use, places.get(name, name[1])) for name, use in functions),
         tuple(sorted(_needless(records, pipeline, principal), key=lambda one: -one.seconds)),
     )
 
 
-def _summed(uses: Mapping[tuple[str, str], Use], by: int) -> list[tuple[str, Use]]:
-    """The sums by one part of the names, most saved first."""
-    found: dict[str, Use] = {}
+def _summed(
+    uses: Mapping[UsedFunction, Use], by: Callable[[UsedFunction], tuple[str, str]]
+) -> list[tuple[tuple[str, str], Use]]:
+    """The sums by a part of what was counted, most saved first."""
+    found: dict[tuple[str, str], Use] = {}
     for name, use in uses.items():
-        found[name[by]] = found.get(name[by], Use()) + use
+        found[by(name)] = found.get(by(name), Use()) + use
     return sorted(found.items(), key=lambda item: (-item[1].saved_s, -item[1].built_s, item[0]))
 
 
