@@ -25,7 +25,7 @@ from jaxd_server.compilation.history.build_history import Records
 from jaxd_server.compilation.history.build_log import BuildLogEntry
 from jaxd_server.compilation.history.reasons import versions_of
 from jaxd_server.execution.pipeline import MAX_TOUCHED, Pipeline
-from jaxd_server.runtime.counters import FunctionUse
+from jaxd_server.runtime.counters import FunctionUse, UsedFunction
 from jaxd_server.runtime.view_journal import ROWS_AT_ONCE, Journal
 
 _CODE: Final = frozenset({"function", "class"})
