@@ -96,7 +96,7 @@ def test_two_people_have_nothing_in_common(live: LiveServer, alice: Client, fold
     _, token = add_account("bob", folder)
     with connect(live.tls, token=token) as bob:
         assert bob.info()["session"] != session
-        with pytest.raises(errors.ValueDeleted, match="There is none"):
+        with pytest.raises(errors.ValueDeleted, match="You have none here"):
             bob.named("alices")
         assert not bob.forget("alices")
     assert alice.forget("alices")

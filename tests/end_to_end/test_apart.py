@@ -14,6 +14,7 @@ import pytest
 from jaxd import Client, connect
 from jaxd.dispatch.warm import recipe_mark, recipes_since
 from jaxd_protocol.errors import Cancelled, NotPermitted
+from jaxd_protocol.messages.server_view import apply_change
 from jaxd_protocol.network.accounts import add_account, remove_account
 from tests.end_to_end.gates import Gate, stop_at, wait_until
 from tests.live_server import LiveServer
@@ -73,7 +74,20 @@ def two(live: LiveServer) -> Iterator[Two]:
 
 def everything(client: Client, verb: str, *args: Any) -> str:
     """All that a client is told, as text."""
+    if verb == "view":
+        return json.dumps(viewed(client, *args)[0])
     return json.dumps(client.caller.session.ask(verb, *args))
+
+
+def viewed(client: Client, since: int = 0, source: str = "") -> tuple[dict[str, Any], str]:
+    """All that a client is shown after that, and where it comes from: a server shows pieces."""
+    found: dict[str, Any] = {"sequence": since}
+    while True:
+        reply = client.caller.session.ask("view", found["sequence"], source)
+        found = apply_change(found, reply.get("view") or reply["change"])
+        source = reply["source"]
+        if not reply["more"]:
+            return found, source
 
 
 @pytest.mark.parametrize(
@@ -112,21 +126,18 @@ def test_nothing_of_alice_is_shown_to_bob(two: Two, verb: str, args: tuple[Any, 
 
 def test_a_view_goes_on_without_what_others_do(two: Two) -> None:
     """Neither what changes for Alice, nor that something of hers is gone, is news for Bob."""
-    first = two.bob.caller.session.ask("view", 0, "")
-    while first["more"]:
-        first = two.bob.caller.session.ask("view", first["view"]["sequence"], first["source"])
-    seen = first.get("view") or first["change"]
+    seen, source = viewed(two.bob)
     two.alice.persistent_call(alices_own_secret_step)(X)
     two.alice.put(np.zeros(10), name="alices-other-values")
     two.alice.forget("alices-other-values")
-    told = everything(two.bob, "view", seen["sequence"], first["source"])
+    told = everything(two.bob, "view", seen["sequence"], source)
     assert "alice" not in told
     assert "alices_own_secret_step" in everything(two.owner, "view", 0, "")
 
 
 def test_a_function_of_alice_is_looked_at_by_alice_alone(two: Two) -> None:
     """And by the one whose server it is: why it was built, its programs and their texts."""
-    view = two.owner.caller.session.ask("view", 0, "")["view"]
+    view, _ = viewed(two.owner)
     keys = {row["name"].rpartition(".")[2]: key for key, row in view["functions"].items()}
     key = bytes.fromhex(keys["alices_own_secret_step"])
     programs = [n for n, one in view["programs"].items() if one["function"] == key.hex()]
@@ -145,9 +156,9 @@ def test_a_call_of_alice_is_cancelled_by_nobody_but_her(two: Two, tmp_path: Path
     gate = Gate(tmp_path / "gate")
     call = two.alice.persistent_call(stop_at(gate.path)).submit(1.0)
     with gate.reached():
-        wait_until(lambda: bool(two.alice.caller.session.ask("view", 0, "")["view"].get("calls")))
-        (name,) = two.alice.caller.session.ask("view", 0, "")["view"]["calls"]
-        assert two.bob.caller.session.ask("view", 0, "")["view"].get("calls") is None
+        wait_until(lambda: bool(viewed(two.alice)[0].get("calls")))
+        (name,) = viewed(two.alice)[0]["calls"]
+        assert viewed(two.bob)[0].get("calls") is None
         assert two.bob.caller.session.ask("cancel_call", name) == {"cancelled": False}
         assert two.alice.caller.session.ask("cancel_call", name) == {"cancelled": True}
         with pytest.raises(Cancelled):

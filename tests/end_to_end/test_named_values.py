@@ -81,7 +81,7 @@ def test_what_one_process_leaves_another_finds(start_live: StartLive) -> None:
         assert client.forget("weights")
         assert not client.forget("weights")
         wait_until(lambda: client.statistics().values == 0)  # the session of FIND may still end
-        with pytest.raises(ValueDeleted, match="There is none"):
+        with pytest.raises(ValueDeleted, match="You have none here"):
             client.named("weights")
 
 

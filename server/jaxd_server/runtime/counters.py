@@ -289,8 +289,8 @@ class UseTable:
     def forget(self, principal: str) -> None:
         """Drops the counts of a principal, whose next holder may be another person."""
         with self._lock:
-            self._here = {name: use for name, use in self._here.items() if name.principal != principal}
-            self._new = {name: use for name, use in self._new.items() if name.principal != principal}
+            self._here = {one: use for one, use in self._here.items() if one.principal != principal}
+            self._new = {one: use for one, use in self._new.items() if one.principal != principal}
             self._revoked.add(principal)
         self.flush()
 
@@ -300,7 +300,7 @@ class UseTable:
         Before it, the same name may have been another person's.
         """
         with self._lock:
-            own = {name: use for name, use in self._here.items() if name.principal == principal}
+            own = {one: use for one, use in self._here.items() if one.principal == principal}
         return UsesSince(self._started, own)
 
     def flush(self) -> None:

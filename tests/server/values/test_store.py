@@ -217,7 +217,7 @@ def test_nobody_sees_the_names_of_others() -> None:
     values = ValueStore()
     mine, theirs = value(), value()
     values.name("uid:1", "secret", b"", [mine], None)
-    with pytest.raises(ValueDeleted, match="There is none") as refused:
+    with pytest.raises(ValueDeleted, match="You have none here") as refused:
         values.named("uid:2", "else")
     assert "secret" not in str(refused.value)
     with pytest.raises(ValueDeleted):

@@ -19,7 +19,7 @@ from jaxd import connect, errors
 from jaxd.cli.__main__ import main
 from jaxd.cli.commands import status
 from jaxd.cli.server_tables import PANES
-from jaxd_protocol.network.accounts import add_account
+from jaxd_protocol.network.accounts import add_account, remove_account
 from tests.end_to_end.gates import Gate, in_thread, stop_at
 from tests.live_server import LiveServer
 from tests.server.host_process import HostProcess
@@ -140,6 +140,8 @@ def test_a_principal_sees_what_is_its_own(
             monkeypatch.setenv("JAXD_TOKEN", token)
             assert main(["top", "--once", "--server", live.tls]) == 0
             frames.append(capsys.readouterr().out)
+    for name in ("mia", "tom"):
+        remove_account(name, folder)
     for mine, name, other in ((frames[0], "mia", "tom"), (frames[1], "tom", "mia")):
         assert f"made_by_{name}" in mine
         assert other not in mine
@@ -210,8 +212,10 @@ def test_a_function_is_found_and_looked_at(live: LiveServer, open_terminal: Open
 
         function = client.persistent_call(seen_in_a_terminal)
         function(X)
+        terminal.until("Sessions")
+        terminal.type("/seen_in_a")  # the server may have more functions than there is room for
         terminal.until("seen_in_a_t")
-        terminal.type("/seen_in_a\r\r")
+        terminal.type("\r\r")
         terminal.until("Functions: seen_in_a_terminal")
         terminal.type("2")
         terminal.until("Why its programs were made")
