@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +19,7 @@ import numpy as np
 import pytest
 from jax.experimental import io_callback
 
+import jaxd
 from jaxd import Client, connect
 from jaxd import wait as jaxd_wait
 from jaxd.errors import Busy, DeadlineExceeded, ValuesDied, ValuesFull
@@ -672,3 +675,67 @@ def test_a_loop_whose_steps_call_back_goes_on(
             kill(server)
         np.testing.assert_array_equal(state, np.full(LARGE, 2.0))
     assert seen == [1]
+
+
+@pytest.mark.usefixtures("no_snapshots")
+@pytest.mark.parametrize("way", ["empty", "shared_copy"])
+def test_memory_of_the_callers_own_may_be_filled_anew(
+    start_live: Callable[..., LiveServer], way: str
+) -> None:
+    """What was put from it, and called with it, is made again from what was in it then."""
+    server = start_live()
+    with connect(server.unix) as client:
+        add = client.persistent_call(lambda state, batch: state + batch, donate_argnums=0)
+        ones = np.ones(4 * LARGE, np.float32)
+        batch = jaxd.empty(4 * LARGE, np.float32) if way == "empty" else jaxd.shared_copy(ones)
+        batch[:] = 7
+        put = client.put(batch)
+        state = client.put(np.zeros(4 * LARGE, np.float32))
+        for number in range(1, 6):
+            batch[:] = number
+            state = add(state, batch)
+        float(state[0])
+        kill(server)
+        assert (float(state[0]), float(put[0])) == (15.0, 7.0)
+
+
+FACTOR = 2.0
+
+
+@pytest.mark.usefixtures("no_snapshots")
+def test_calls_are_made_again_with_the_function_that_they_had(
+    start_live: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the server had its code from another process, and nothing is on disk."""
+    server = start_live("--cache-dir", "none")
+
+    def scaled(x: Any) -> Any:
+        return x * FACTOR
+
+    x = np.ones(LARGE, np.float32)
+    with connect(server.unix) as other:
+        other.persistent_call(scaled)(x)
+    with connect(server.unix) as client:
+        result = client.persistent_call(scaled).remote(x)
+        monkeypatch.setitem(globals(), "FACTOR", 1000.0)
+        kill(server)
+        assert float(result[0]) == 2.0
+
+
+@pytest.mark.usefixtures("no_snapshots")
+def test_a_call_that_found_its_worker_dead_can_be_made_again(
+    start_live: Callable[..., LiveServer],
+) -> None:
+    """And so can what was made from its result."""
+    server = start_live()
+    with connect(server.unix) as client:
+        scale = client.persistent_call(lambda x, y: x * y)
+        twos = np.full(4 * LARGE, 2, np.float32)  # so large that it is put into shared memory first
+        state = scale.remote(twos, twos)
+        for _ in range(2):
+            pid = server.worker_pid()
+            os.kill(pid, signal.SIGKILL)
+            server.wait_for("worker_exited", pid=pid)
+            state = scale.remote(state, twos)
+            jaxd_wait(state)
+        assert float(state[0]) == 16.0

@@ -92,11 +92,16 @@ def test_a_call_is_seen_while_it_is_built_and_gone_afterwards(
     view = until(
         seen,
         lambda view: any(
-            "stopping" in one.name and one.programs for one in view.functions.values()
+            "stopping" in one.name and one.programs and one.last_use > began
+            for one in view.functions.values()
         ),
     )
     assert seen.changed
-    (key,) = (key for key, one in view.functions.items() if "stopping" in one.name and one.programs)
+    (key,) = (
+        key
+        for key, one in view.functions.items()
+        if "stopping" in one.name and one.programs and one.last_use > began
+    )
     assert [one.arguments for one in view.programs.values() if one.function == key] == ["x: float"]
     view = until(
         seen,

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 
 from jaxd_protocol.errors import CallbackError
 
-_MAX_OUTPUTS: Final = 1000
+_MAX_OUTPUTS: Final = 100_000
 _MAX_ANSWER_BYTES: Final = 1 << 20
 _HASH_BYTES: Final = 16
 
@@ -50,7 +50,7 @@ class CallEffects:
 
     def __init__(self) -> None:
         # no counters, which take a dozen function calls to make: each call on arrays has these
-        self._emitted: dict[tuple[str, Any], int] = {}
+        self._emitted: dict[int, int] = {}
         self._answers: _Answers | None = None
         self._room: AnswerRoom | None = None
         self._lock = threading.Lock()  # guards the answers: an attempt may outlive its connection
@@ -96,13 +96,14 @@ class CallEffects:
         """
         if self.is_mute:
             return True
-        if len(self._emitted) >= _MAX_OUTPUTS and output not in self._emitted:
+        key = hash(output)
+        if len(self._emitted) >= _MAX_OUTPUTS and key not in self._emitted:
             return False
-        number = self._in_this_attempt.get(output, 0)
-        self._in_this_attempt[output] = number + 1
-        if number < self._emitted.get(output, 0):
+        number = self._in_this_attempt.get(key, 0)
+        self._in_this_attempt[key] = number + 1
+        if number < self._emitted.get(key, 0):
             return True
-        self._emitted[output] = number + 1
+        self._emitted[key] = number + 1
         return False
 
     def answer(

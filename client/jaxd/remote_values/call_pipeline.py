@@ -634,7 +634,8 @@ class CallPipeline:
             )
             if transfer.places:  # else its data is never loaded again
                 call = call._replace(buffers=transfer.copies_of(call))
-        if self._recovery is not None and flight.attempts == 0:  # its arrays are as they were
+        is_new = flight.lineage is None and flight.attempts <= 1 and not flight.is_sent
+        if self._recovery is not None and is_new:  # its arrays are as they were
             flight.lineage = self._recovery().of_call(flight.call, flight.effects(), transfer)
         flight.session = connection.session
         flight.replace_transfer(transfer, call)

@@ -323,8 +323,9 @@ class _DataEncoder(TreeEncoder):
 def stable_buffers(call: CallData, transfer: CallTransfer | None = None) -> Sequence[memoryview]:
     """The buffers of a call in memory that nobody changes.
 
-    What lies in shared blocks stays there, and the blocks are held as long as it is; arrays of jax
-    do not change; the rest is copied.
+    What was copied into shared blocks stays there, and the blocks are held as long as it is; arrays
+    of jax do not change; the rest is copied. That includes what lies in a block of the caller's own
+    (`jaxd.empty`, `jaxd.shared_copy`), which may be filled anew.
 
     Args:
         call: its data, which the caller has not changed so far.
@@ -335,13 +336,20 @@ def stable_buffers(call: CallData, transfer: CallTransfer | None = None) -> Sequ
     in_blocks = dict(_in_blocks(transfer)) if transfer is not None and transfer.places else {}
     owners = [*call.buffer_leaves, *[-1] * (len(call.buffers) - len(call.buffer_leaves))]
     return [
-        in_blocks[owner](len(data))
-        if owner in in_blocks
-        else data
-        if owner in call.sources
-        else memoryview(bytes(data))
+        _stable(data, in_blocks.get(owner), is_fixed=owner in call.sources)
         for owner, data in zip(owners, call.buffers, strict=True)
     ]
+
+
+def _stable(
+    data: memoryview, in_block: Callable[[int], memoryview] | None, *, is_fixed: bool
+) -> memoryview:
+    from jaxd.transfer.routing import address_of
+
+    copy = None if in_block is None else in_block(len(data))
+    if copy is not None and address_of(copy) != address_of(data):
+        return copy
+    return data if is_fixed else memoryview(bytes(data))
 
 
 def _in_blocks(transfer: CallTransfer) -> Iterator[tuple[int, Callable[[int], memoryview]]]:

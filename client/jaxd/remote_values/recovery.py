@@ -28,7 +28,14 @@ from jaxd.remote_values.lineage import (
 )
 from jaxd.remote_values.snapshots import RecoverableStore, Snapshots, usable_arrays
 from jaxd.results.reader import specs_in
-from jaxd_protocol.errors import Busy, ConnectionLost, ResultError, ValuesFull, WorkerReplaced
+from jaxd_protocol.errors import (
+    Busy,
+    ConnectionLost,
+    PackingError,
+    ResultError,
+    ValuesFull,
+    WorkerReplaced,
+)
 from jaxd_protocol.messages.calls import FAILED, is_failure
 from jaxd_protocol.messages.data_locations import (
     call_number_of,
@@ -46,6 +53,7 @@ if TYPE_CHECKING:
     from jaxd.events.effects import CallEffects
     from jaxd.interop.remote_array import RemoteArray, ResultBatch
     from jaxd.request.call_request import CallRequest
+    from jaxd.request.function_snapshot import FunctionSnapshot
     from jaxd.transfer.routing import CallTransfer, TransferRouter
 
 
@@ -152,9 +160,10 @@ class Recovery:
             ArgumentSource(each.leaf, _lineage_of(each.origin), each.number, each.numbers)
             for each in call.values
         ]
-        if max((each.lineage.depth for each in sources), default=0) >= MAX_DEPTH:
+        obstacle = self._obstacle(call.spec.snapshot, sources)
+        if obstacle:
             self.snapshots.make_due()
-            return NoLineage(number, f"that would take more than {MAX_DEPTH:,} calls")
+            return NoLineage(number, obstacle)
         if not self._kept.take(sum(map(len, call.buffers)) + len(call.blob)):
             return NoLineage(number, _TOO_MUCH)
         kept = call._replace(buffers=stable_buffers(call, transfer), sources={}, leaf_headers={})
@@ -162,6 +171,21 @@ class Recovery:
         lineage = CallLineage(kept, sources, effects)
         self._kept.free_with(lineage)
         return lineage
+
+    def _obstacle(self, function: FunctionSnapshot, sources: Sequence[ArgumentSource]) -> str:
+        """Why a call cannot be made again; empty where it can.
+
+        Packs the function, whose globals may be others when a server asks for it later.
+        """
+        if function.walk_fingerprint.notes:
+            return f"{function.name} reads what may be another next time, while it is traced"
+        try:
+            function.code  # noqa: B018  kept by the snapshot
+        except PackingError:
+            return f"the code of {function.name} cannot travel to another worker"
+        if max((each.lineage.depth for each in sources), default=0) >= MAX_DEPTH:
+            return f"that would take more than {MAX_DEPTH:,} calls"
+        return ""
 
     def of_put(self, number: int, data: WholeData, config: Any, transfer: CallTransfer) -> Lineage:
         """The lineage of arrays that are put.

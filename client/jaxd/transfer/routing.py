@@ -249,7 +249,7 @@ class TransferRouter:
         return [next(rest) if place is None else place for place in found]
 
     def _find(self, data: memoryview) -> BlockOffset | None:
-        return self._pool.find(_address(data), len(data))
+        return self._pool.find(address_of(data), len(data))
 
     def announce(self, connection: BlockPeer, places: Sequence[BlockOffset]) -> bool:
         """Announces blocks that the server has not mapped yet; whether it can map them.
@@ -279,7 +279,8 @@ class TransferRouter:
         return bool(value[0] == OK and value[1] == bytes(block.view[:BLOCK_PROBE_BYTES]))
 
 
-def _address(data: memoryview) -> int:
+def address_of(data: memoryview) -> int:
+    """Where the data lies in this process's memory; -1 where numpy was not imported."""
     numpy: Any = sys.modules.get("numpy")
     if numpy is None:
         return -1

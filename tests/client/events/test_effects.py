@@ -43,11 +43,11 @@ def test_an_attempt_that_is_not_lost_may_repeat_itself() -> None:
 def test_a_call_with_endless_output_takes_a_bounded_room() -> None:
     """What is not counted is emitted again."""
     effects = CallEffects()
-    texts = [str(number) for number in range(1500)]
+    texts = [str(number) for number in range(100_500)]
     assert is_new(effects, *texts) == texts
     effects.begin_attempt()
-    assert is_new(effects, *texts) == texts[1000:]
-    assert len(effects._emitted) == 1000
+    assert is_new(effects, *texts) == texts[100_000:]
+    assert len(effects._emitted) == 100_000
 
 
 def test_a_function_is_called_back_once_for_each_question() -> None:

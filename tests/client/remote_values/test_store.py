@@ -127,7 +127,7 @@ def test_what_is_made_for_nobody_goes(
     with pytest.raises(KeyboardInterrupt):
         make(client, there)
     wait_until(lambda: len(client.caller.session.values().release_queue._sent) > answers)
-    wait_until(lambda: client.statistics().values == before)
+    wait_until(lambda: client.statistics().values <= before)
     client.forget("interrupted")
 
 
