@@ -100,7 +100,12 @@ class Feed:
                     self._soon(self._take_patch, after, patch)
                 before = after
         except JaxdError as error:
-            self._soon(self._take_state, _state(f"{error} Then start the dashboard again."))
+            self._lose(str(error))
+        except Exception as error:  # noqa: BLE001  pages must not go on to say that all is well
+            self._lose(f"the dashboard cannot follow the server: {type(error).__name__}: {error}.")
+
+    def _lose(self, problem: str) -> None:
+        self._soon(self._take_state, _state(f"{problem} Then start the dashboard again."))
 
     def _soon(self, call: Any, *args: Any) -> None:
         if self._loop is not None and not self._loop.is_closed():

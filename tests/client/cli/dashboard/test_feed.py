@@ -127,8 +127,15 @@ def test_a_page_that_is_behind_gets_the_whole_view() -> None:
     asyncio.run(check())
 
 
-def test_a_server_that_refuses_is_said_to_the_pages() -> None:
-    """The last view stays."""
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (NotPermitted("the token was revoked. Get another one."), "the token was revoked. Get"),
+        (TypeError("'list' object"), "the dashboard cannot follow the server: TypeError: 'list'"),
+    ],
+)
+def test_a_server_that_refuses_is_said_to_the_pages(error: Exception, text: str) -> None:
+    """The last view stays; and so is any other failure to follow it."""
 
     async def check() -> None:
         watch = Scripted()
@@ -137,10 +144,10 @@ def test_a_server_that_refuses_is_said_to_the_pages() -> None:
         events = feed.events()
         for _ in range(2):
             await _next(events)
-        watch.coming.put(NotPermitted("the token was revoked. Get another one."))
+        watch.coming.put(error)
         name, state = await _next(events)
         assert (name, state["state"]) == ("state", "lost")
-        assert state["text"].startswith("the token was revoked. Get another one.")
+        assert state["text"].startswith(text)
         feed.end()
 
     asyncio.run(check())
