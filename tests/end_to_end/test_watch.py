@@ -8,10 +8,12 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,8 +21,9 @@ import pytest
 
 import jaxd
 from jaxd import Client, Watch, connect, errors
+from jaxd.api import watcher
 from jaxd.connection.control_client import send_request
-from jaxd_protocol.messages.server_view import ServerView
+from jaxd_protocol.messages.server_view import MAX_ROWS, ServerView
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import control_path
 from tests.end_to_end.gates import Gate, stop_at, stop_when_run
@@ -48,7 +51,6 @@ def seen(request: pytest.FixtureRequest, live: LiveServer) -> Iterator[Watch]:
 def _watch(address: Address, *, is_local: bool) -> Watch:
     if is_local:
         return jaxd.watch(address, every_s=0.1)
-    from jaxd.api import watcher
     from jaxd.connection.settings import Settings
 
     with pytest.MonkeyPatch.context() as patch:  # as if it were on another machine
@@ -398,3 +400,83 @@ def test_a_watcher_sees_a_worker_rest_and_does_not_keep_it_awake(
             view = until(
                 seen, lambda view: [w.epoch for w in view.workers.values() if w.pid] == [2]
             )
+
+
+class _Answers:
+    """A session of a server that answers as the test has it, and counts how often it is asked."""
+
+    def __init__(self, answer: Callable[[int], Any]) -> None:
+        self.answer = answer
+        self.asked: list[tuple[Any, ...]] = []
+
+    def ask(self, *args: Any) -> Any:
+        """The next answer."""
+        self.asked.append(args[1:])
+        return self.answer(len(self.asked))
+
+
+def _asking(
+    answer: Callable[[int], Any], closing: threading.Event | None = None
+) -> tuple[watcher._Questions, _Answers]:
+    session = _Answers(answer)
+    client: Any = SimpleNamespace(caller=SimpleNamespace(session=session))
+    return watcher._Questions(client, 0.1, closing or threading.Event()), session
+
+
+def _piece(number: int, *, more: bool = True, what: str = "change", **tables: Any) -> Any:
+    return {what: {**tables, "sequence": number}, "source": "s", "more": more}
+
+
+def test_a_server_that_always_has_more_holds_no_watcher() -> None:
+    """Without progress it has none; with progress it is asked until the time is over, or closed."""
+    source, session = _asking(lambda n: _piece(1, values={f"v{n}": {}}))
+    for pieces in (2, 3):
+        message = source.receive(PATIENCE_S)
+        assert message is not None
+        assert len(session.asked) == pieces
+    source, session = _asking(_piece)
+    assert source.receive(0.0) is None
+    assert len(session.asked) == 1
+    closing = threading.Event()
+
+    def answer(number: int) -> Any:
+        if number == 5:
+            closing.set()
+        return _piece(number, values={f"v{number}": {}})
+
+    source, session = _asking(answer, closing)
+    assert source.receive(PATIENCE_S) is None
+    assert len(session.asked) == 5
+
+
+def test_pieces_go_on_where_the_time_was_over() -> None:
+    """Nothing is lost, and a piece that is whole begins anew."""
+    source, session = _asking(
+        lambda n: _piece(
+            n, what="view" if n in (1, 3) else "change", more=n < 5, values={f"v{n}": {}}
+        )
+    )
+    for _ in range(4):
+        assert source.receive(0.0) is None
+    message = source.receive(0.0)
+    assert message is not None
+    assert message.is_whole
+    assert list(message.content["values"]) == ["v3", "v4", "v5"]
+    assert [known for known, _ in session.asked] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [],
+        {},
+        {"view": []},
+        {"change": {"values": [1]}},
+        {"change": {"values": {str(n): None for n in range(MAX_ROWS + 1)}}},
+    ],
+)
+def test_an_answer_that_is_none_of_a_server_is_said(said: Any) -> None:
+    """Of another shape, or too large."""
+    source, _ = _asking(lambda n: _piece(1, values={"v": {}}) if n == 1 else said)
+    with pytest.raises(errors.ProtocolError):
+        source.receive(PATIENCE_S)

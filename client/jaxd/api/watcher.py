@@ -14,7 +14,7 @@ from jaxd.connection.control_client import ControlStream, open_stream, send_requ
 from jaxd.connection.settings import Settings
 from jaxd.dispatch.caller import Caller
 from jaxd_protocol.errors import Busy, ConfigurationError, ConnectionLost, NoServer, ProtocolError
-from jaxd_protocol.messages.server_view import TABLES, ServerView
+from jaxd_protocol.messages.server_view import MAX_NUMBER, MAX_ROWS, TABLES, ServerView
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import LocalServerFiles, control_path, has_listener
 
@@ -23,7 +23,8 @@ MOST_S: Final = 60.0
 """How often a server says what has changed, at most and at least."""
 
 _AWAY: Final = (NoServer, ConnectionLost, Busy)
-_WHOLE: Final = frozenset({"server", "counters", *TABLES})
+_TABLES: Final = frozenset({"counters", *TABLES})
+_WHOLE: Final = frozenset({"server", *_TABLES})
 
 
 class _Message(NamedTuple):
@@ -34,7 +35,7 @@ class _Message(NamedTuple):
         is_whole: which of the two.
     """
 
-    content: Mapping[str, Any]
+    content: dict[str, Any]
     is_whole: bool
 
 
@@ -93,6 +94,7 @@ class _Questions:
         self._every_s = every_s
         self._closing = closing
         self._known: tuple[int, str] = (0, "")
+        self._unfinished = _Message({}, is_whole=False)
         self._due = 0.0
 
     def receive(self, timeout_s: float) -> _Message | None:
@@ -100,47 +102,74 @@ class _Questions:
         while not self._closing.wait(max(0.0, min(self._due, until) - time.monotonic())):
             if time.monotonic() < self._due:
                 return None
-            message = self._ask()
+            if self._ask():
+                if time.monotonic() < until:
+                    continue
+                return None
             self._due = time.monotonic() + self._every_s
+            message, self._unfinished = self._unfinished, _Message({}, is_whole=False)
             if message.content.keys() - {"sequence"} or message.is_whole:
                 return message
         return None
 
-    def _ask(self) -> _Message:
-        """All that is new; it may come in pieces."""
-        content: dict[str, Any] = {}
-        is_whole = False
-        while True:
-            reply = self._client.caller.session.ask("view", *self._known)
-            piece = _message_of(reply)
-            is_whole = is_whole or piece.is_whole
-            for name, new in piece.content.items():
-                rows = content.get(name)
-                content[name] = {**rows, **new} if isinstance(rows, dict) else new
-            source = reply.get("source")
-            self._known = (_sequence_in(piece.content), source if type(source) is str else "")
-            if reply.get("more") is not True:
-                return _Message(content, is_whole)
+    def _ask(self) -> bool:
+        """Adds a piece to what is unfinished; whether there is another one.
+
+        A server that says so without having got any further has none: it may not hold whoever asks.
+        """
+        reply = self._client.caller.session.ask("view", *self._known)
+        piece = _message_of(reply)
+        before = 0 if piece.is_whole else self._known[0]
+        if piece.is_whole:
+            self._unfinished = _Message({}, is_whole=True)
+        _add_piece(self._unfinished.content, piece.content)
+        source = reply.get("source")
+        self._known = (_sequence_in(piece.content), source if type(source) is str else "")
+        return reply.get("more") is True and self._known[0] > before
 
     def close(self) -> None:
         self._known = (0, "")
+        self._unfinished = _Message({}, is_whole=False)
 
 
-def _message_of(line: Mapping[str, Any]) -> _Message:
+def _add_piece(content: dict[str, Any], piece: Mapping[str, Any]) -> None:
+    """Adds the rows of a piece to those of the pieces before it.
+
+    Raises:
+        ProtocolError: when they are no rows, or too many.
+    """
+    for name, new in piece.items():
+        if name in _TABLES and not isinstance(new, dict):
+            raise ProtocolError(
+                f"the server shows {name} that are no table. Install the same jaxd on both sides."
+            )
+        rows = content.get(name)
+        if isinstance(rows, dict) and isinstance(new, dict):
+            rows.update(new)
+        else:
+            content[name] = new
+        if name in _TABLES and len(content[name]) > MAX_ROWS:
+            raise ProtocolError(
+                f"the server shows more than {MAX_ROWS} rows of {name}. Watch it where it runs."
+            )
+
+
+def _message_of(line: Any) -> _Message:
     match line:
         case {"view": dict(view)}:
             return _Message(view, is_whole=True)
         case {"change": dict(change)}:
             return _Message(change, is_whole=False)
+    problem = line.get("error") if isinstance(line, Mapping) else None
     raise ProtocolError(
-        f"the server does not show itself: {line.get('error', 'its answer is another one')}. "
+        f"the server does not show itself: {problem or 'its answer is another one'}. "
         "Install the same jaxd on both sides."
     )
 
 
 def _sequence_in(content: Mapping[str, Any]) -> int:
     sequence = content.get("sequence", 0)
-    return sequence if type(sequence) is int else 0
+    return sequence if type(sequence) is int and abs(sequence) < MAX_NUMBER else 0
 
 
 @dataclass(frozen=True, slots=True)

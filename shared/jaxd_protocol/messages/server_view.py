@@ -436,9 +436,10 @@ MAX_TEXT: Final = 2000
 """Letters of one field."""
 _MAX_NAME: Final = 300
 _MAX_ITEMS: Final = 64
-_MAX_ROWS: Final = 100_000
+MAX_ROWS: Final = 100_000
 """Of one table."""
-_MAX_NUMBER: Final = 1 << 63
+MAX_NUMBER: Final = 1 << 63
+"""Numbers are smaller than this, and greater than its negative."""
 
 
 def _text(value: Any) -> str:
@@ -448,15 +449,26 @@ def _text(value: Any) -> str:
 
 
 def _int(value: Any) -> int:
-    if type(value) is not int or abs(value) >= _MAX_NUMBER:
+    if type(value) is not int or abs(value) >= MAX_NUMBER:
         raise TypeError(f"{type(value).__name__} is no whole number")
     return value
 
 
 def _float(value: Any) -> float:
-    if type(value) not in (int, float) or not abs(value) < _MAX_NUMBER:  # which no NaN is
+    if type(value) not in (int, float) or not abs(value) < MAX_NUMBER:  # which no NaN is
         raise TypeError(f"{type(value).__name__} is no number")
     return float(value)
+
+
+def read_count(value: Any) -> float:
+    """A count, as it is.
+
+    Raises:
+        TypeError: when it is no number, or is out of range.
+    """
+    _float(value)
+    count: float = value
+    return count
 
 
 def _each(read: Callable[[Any], Any]) -> Callable[[Any], tuple[Any, ...]]:
@@ -518,8 +530,7 @@ def _read_counters(old: Mapping[str, float], content: Any) -> dict[str, float]:
         if count is None:
             found.pop(name, None)
         else:
-            _float(count)
-            found[name] = count
+            found[name] = read_count(count)
     return _bounded(found)
 
 
@@ -529,7 +540,7 @@ def _named(content: Any) -> Iterable[tuple[str, Any]]:
 
 
 def _bounded(found: dict[str, Any]) -> dict[str, Any]:
-    if len(found) > _MAX_ROWS:
+    if len(found) > MAX_ROWS:
         raise ValueError("too many rows")
     return found
 

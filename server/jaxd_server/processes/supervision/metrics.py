@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import hmac
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jaxd_protocol.errors import CannotListen, ConfigurationError
@@ -18,7 +19,7 @@ from jaxd_protocol.messages.server_view import LATENCY_BOUNDS_S
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.tokens import read_token_file
 from jaxd_server.config.options import ServerOptions
-from jaxd_server.processes.supervision.server_view import ServerViews
+from jaxd_server.processes.supervision.server_view import ServerViews, WorkerRows
 from jaxd_server.runtime.logs import log_event
 
 if TYPE_CHECKING:
@@ -28,6 +29,9 @@ MAX_FUNCTIONS: Final = 50
 """So many functions have a label of their own, those that were used most first; then `other`."""
 
 _OTHER: Final = "other"
+_MAX_KEPT: Final = 1000
+"""Names of functions of ended workers that are kept apart."""
+
 _MAX_CONNECTIONS: Final = 16
 _MAX_HEAD_BYTES: Final = 8192
 _PATIENCE_S: Final = 10.0
@@ -94,6 +98,47 @@ _OF_DEVICES: Final[Mapping[str, _Words]] = {
 STATES: Final = ("starting", "ready", "busy", "stuck", "resting", "draining", "broken")
 
 
+class _Ended:
+    """What workers have counted that are no more, as it was seen last.
+
+    A sum that falls in part looks like one that has begun anew: `rate` would count all of it again.
+
+    Attributes:
+        counts: sums, by the name of the counter.
+        functions: rows of a view, by the name of the function.
+        restarts: the most of each principal.
+    """
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.functions: dict[str, dict[str, Any]] = {}
+        self.restarts: dict[str, int] = {}
+
+    def keep(self, rows: WorkerRows) -> None:
+        """Adds the rows of a worker that has ended."""
+        self.counts.update({name: rows.counters.get(name, 0) for name in _COUNTERS})
+        for table, name in rows.places:
+            if table == "functions" and (row := rows.journal.get(table, name)) is not None:
+                self._add(row)
+
+    def _add(self, row: Mapping[str, Any]) -> None:
+        is_known = row["name"] in self.functions or len(self.functions) < _MAX_KEPT
+        name = row["name"] if is_known else ""
+        empty: dict[str, Any] = {"name": name, "latency": [], **dict.fromkeys(_OF_FUNCTIONS, 0)}
+        kept = self.functions.setdefault(name, empty)
+        for field in _OF_FUNCTIONS:
+            kept[field] += row[field]
+        pairs = zip_longest(kept["latency"], row["latency"], fillvalue=0)
+        kept["latency"] = [one + other for one, other in pairs]
+
+    def count_restarts(self, workers: Iterable[Mapping[str, Any]]) -> int:
+        """Of those that there are, and of those that there were."""
+        for row in workers:
+            known = self.restarts.get(row["principal"], 0)
+            self.restarts[row["principal"]] = max(known, row["restarts"])
+        return sum(self.restarts.values())
+
+
 class ViewMetrics:
     """The metrics of a view, as `prometheus_client` collects them; not thread-safe.
 
@@ -104,6 +149,8 @@ class ViewMetrics:
     def __init__(self, views: ServerViews) -> None:
         self._views = views
         self._named: set[str] = set()  # once one has a label, it keeps it: counts never fall
+        self._ended = _Ended()
+        views.when_ended.append(self._ended.keep)
 
     def collect(self) -> Iterator[Metric]:
         """The metrics of the rows that there are."""
@@ -117,7 +164,7 @@ class ViewMetrics:
         since = float(server.get("since", 0.0))
         yield GaugeMetricFamily("jaxd_start_time_seconds", "When the server was started.", since)
         counts = {name: tables.get("counters", name) for name in tables.names("counters")}
-        yield from _counts(counts)
+        yield from _counts(counts, self._ended.counts)
         yield from self._workers()
         yield from self._functions()
         for field, words in _OF_DEVICES.items():
@@ -138,7 +185,7 @@ class ViewMetrics:
         for state in STATES:
             gauge.add_metric([state], states[state])
         yield gauge
-        restarts = sum(row["restarts"] for row in rows)
+        restarts = self._ended.count_restarts(rows)
         yield CounterMetricFamily("jaxd_worker_restarts", "Workers that were replaced.", restarts)
         resident = sum(row["resident_bytes"] for row in rows)
         yield GaugeMetricFamily("jaxd_worker_resident_bytes", "Memory of all workers.", resident)
@@ -148,6 +195,7 @@ class ViewMetrics:
 
         tables = self._views.journal
         rows = [tables.get("functions", name) for name in tables.names("functions")]
+        rows += self._ended.functions.values()
         self._name_more(rows)
         sums: dict[str, Counter[str]] = {field: Counter() for field in _OF_FUNCTIONS}
         latency = [0] * (len(LATENCY_BOUNDS_S) + 1)
@@ -180,11 +228,11 @@ class ViewMetrics:
         self._named.update(new[: MAX_FUNCTIONS - len(self._named)])
 
 
-def _counts(counts: Mapping[str, float]) -> Iterator[Metric]:
+def _counts(counts: Mapping[str, float], ended: Mapping[str, float]) -> Iterator[Metric]:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     for name, words in _COUNTERS.items():
-        yield CounterMetricFamily(*words, counts.get(name, 0))
+        yield CounterMetricFamily(*words, counts.get(name, 0) + ended.get(name, 0))
     for name, words in _GAUGES.items():
         yield GaugeMetricFamily(*words, counts.get(name, 0))
 

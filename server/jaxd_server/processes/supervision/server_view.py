@@ -8,19 +8,24 @@ be hostile, so each of its rows is read as those of a stranger.
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Final
 
 from jaxd_protocol.base.terminal import printable
 from jaxd_protocol.messages.server_view import (
+    MAX_NUMBER,
+    MAX_ROWS,
     TABLES,
     CallRow,
     ServerRow,
     WorkerRow,
+    read_count,
     read_row,
     row_dict,
 )
@@ -29,26 +34,49 @@ from jaxd_server.processes.supervision.untrusted_report import is_number
 from jaxd_server.processes.supervision.worker_process import ANSWER_TIMEOUT_S, WorkerProcess
 from jaxd_server.runtime.logs import MAX_EVENTS, log_event, recent_events
 from jaxd_server.runtime.system_memory import resident_bytes
-from jaxd_server.runtime.view_journal import Journal, News, event_row
+from jaxd_server.runtime.view_journal import ROWS_AT_ONCE, Journal, News, event_row
 
 LEAST_S: Final = 0.1
 MOST_S: Final = 60.0
 _USUAL_S: Final = 0.5
 _HEARTBEAT_S: Final = 10.0
 _MAX_BUILDS: Final = 200
-_MAX_BYTES: Final = 64 << 20
+_MAX_BYTES: Final = 32 << 20
+"""Of the rows of one worker."""
+
+_MAX_ALL_BYTES: Final = 56 << 20
+"""Of the rows of all workers: one answer of the control socket has to hold them."""
+
+_MAX_TABLE: Final = MAX_ROWS - 1000
+"""Rows of all workers in one table; those of the host are beside them."""
+
 _ROW_BYTES: Final = 500
+_ITEM_BYTES: Final = 60
+_MAX_LARGEST: Final = 8
+_MAX_OF_PIECE: Final = 2 * ROWS_AT_ONCE
+_MAX_PIECES: Final = 100
+_MAX_READ_BYTES: Final = 16 << 20
+"""What is read of one worker in one collection."""
+
+_MAX_STALLS: Final = 2
+"""After so many pieces without progress a worker has no more to show, whatever it says."""
+
 _MAX_NAME: Final = 300
 _MAX_COUNTERS: Final = 200
 _READ_S: Final = 1.0
 """So long may one worker say something new: others have to be read as well."""
 
-_CATCH_UP_S: Final = 10.0
+_CATCH_UP_S: Final = 2.0
+"""Whoever asks the host gives up after five seconds, and the host has more to answer."""
+
 _MEMORY_STEP: Final = 1 << 20
 
 _OF_WORKERS: Final = frozenset(TABLES) - {"workers"}
 _OUTLIVING: Final = frozenset({"builds", "events"})
-"""The tables whose rows stay when the worker that has made them has ended."""
+"""The tables whose rows stay when the worker that has made them has ended; the host has rows there
+as well, and so has each worker: the name of a row begins with the number of its worker."""
+
+_OF_LARGEST: Final = frozenset({"largest", "largest_nbytes"})
 
 Place = tuple[str, str]
 Supervised = tuple[str, Supervisor]
@@ -62,6 +90,24 @@ def period_of(request: Mapping[str, Any]) -> float:
 
 
 @dataclass(slots=True, eq=False)
+class Room:
+    """What the rows of all workers take.
+
+    Attributes:
+        nbytes: of all of them, roughly.
+        rows: how many there are in each table.
+    """
+
+    nbytes: int = 0
+    rows: Counter[str] = field(default_factory=Counter)
+
+    def take(self, table: str, rows: int, nbytes: int) -> None:
+        """Adds rows and bytes; negative ones are given back."""
+        self.rows[table] += rows
+        self.nbytes += nbytes
+
+
+@dataclass(slots=True, eq=False)
 class WorkerRows:
     """The rows of one worker in the journal of its host.
 
@@ -69,6 +115,7 @@ class WorkerRows:
         worker: whose they are.
         principal: the only one that it serves; empty: all.
         journal: of the host.
+        room: what the rows of all workers take.
         counters: its counts, by name.
         sequence: of the last change that was read.
         source: what that counts the changes of.
@@ -77,11 +124,14 @@ class WorkerRows:
         stale: of these, what was not there again since all began anew.
         answered: when it has last answered, as `time.time()`.
         is_behind: whether it has more to show than could be read the last time.
+        stalls: how many pieces in a row have brought its sequence no further.
+        taken: bytes of the rows that this collection has read.
     """
 
     worker: WorkerProcess
     principal: str
     journal: Journal
+    room: Room = field(default_factory=Room)
     counters: dict[str, float] = field(default_factory=dict)
     sequence: int = 0
     source: str = ""
@@ -90,12 +140,16 @@ class WorkerRows:
     stale: set[Place] = field(default_factory=set)
     answered: float = 0.0
     is_behind: bool = False
+    stalls: int = 0
+    taken: int = 0
 
     async def read(self) -> bool:
-        """Reads all that is new; whether the worker has answered."""
+        """Reads what is new, as far as it is not too much; whether the worker has answered."""
         until = time.monotonic() + _READ_S
-        self.is_behind = True
-        while self.is_behind and time.monotonic() < until:
+        self.is_behind, self.taken, self.stalls = True, 0, 0
+        for _ in range(_MAX_PIECES):
+            if not self.is_behind or self.taken > _MAX_READ_BYTES or time.monotonic() > until:
+                break
             seen = await self.worker.see(self.sequence, self.source, ANSWER_TIMEOUT_S)
             if seen is None:
                 self.is_behind = False
@@ -112,21 +166,29 @@ class WorkerRows:
         if not isinstance(content, dict):
             return False
         for table in _OF_WORKERS & content.keys():
-            rows = content[table]
-            for name, row in rows.items() if isinstance(rows, dict) else ():
+            rows = content[table].items() if isinstance(content[table], dict) else ()
+            for name, row in islice(rows, _MAX_OF_PIECE):
                 self._put(table, str(name), row)
         self._count(content.get("counters"))
-        sequence, source = content.get("sequence"), seen.get("source")
-        has_more = seen.get("more") is True and sequence != self.sequence
-        self.sequence = sequence if type(sequence) is int else 0
-        self.source = source if type(source) is str else ""
+        self._follow(content.get("sequence"), seen.get("source"))
+        has_more = seen.get("more") is True and self.stalls < _MAX_STALLS
         if not has_more:
             for place in self.stale:
                 self._remove(place)
             self.stale = set()
         return has_more
 
+    def _follow(self, sequence: Any, source: Any) -> None:
+        """Notes how far it has been read, and whether that is further than before."""
+        number = sequence if type(sequence) is int else 0
+        name = source[:_MAX_NAME] if type(source) is str else ""
+        is_further = number > self.sequence and self.source in ("", name)
+        self.stalls = 0 if is_further else self.stalls + 1
+        self.sequence, self.source = number, name
+
     def _put(self, table: str, name: str, content: Any) -> None:
+        if table in _OUTLIVING and not name.startswith(f"{self.worker.epoch}."):
+            return None
         prefix = f"{self.principal}/" if self.principal else ""
         place = table, prefix + printable(name, _MAX_NAME)
         if content is None:
@@ -135,30 +197,46 @@ class WorkerRows:
             row = row_dict(read_row(TABLES[table](), content))
             if self.principal and "principal" in row:
                 row["principal"] = self.principal
+            for field_name in _OF_LARGEST & row.keys():
+                row[field_name] = row[field_name][:_MAX_LARGEST]
             self._hold(place, row)
         return None
 
     def _hold(self, place: Place, row: dict[str, Any]) -> None:
         """Takes a row in, if there is room: a hostile worker could fill the memory of its host."""
-        texts = (value for value in row.values() if isinstance(value, str))
-        nbytes = _ROW_BYTES + len(place[1]) + sum(map(len, texts))
-        total = self.nbytes - self.places.get(place, 0) + nbytes
-        if total <= _MAX_BYTES:
-            self.places[place], self.nbytes = nbytes, total
-            self.stale.discard(place)
-            self.journal.put(*place, row)
+        lists = (value for value in row.values() if isinstance(value, list))
+        size = len(json.dumps([place[1], row]))  # as it is sent
+        nbytes = _ROW_BYTES + size + _ITEM_BYTES * sum(map(len, lists))
+        self.taken += nbytes
+        more = nbytes - self.places.get(place, 0)
+        rows = 0 if place in self.places else 1
+        is_short = self.room.nbytes + more > _MAX_ALL_BYTES or self.nbytes + more > _MAX_BYTES
+        if is_short or self.room.rows[place[0]] + rows > _MAX_TABLE:
+            return
+        self.places[place] = nbytes
+        self.nbytes += more
+        self.room.take(place[0], rows, more)
+        self.stale.discard(place)
+        self.journal.put(*place, row)
 
     def _count(self, counts: Any) -> None:
-        for name, count in counts.items() if isinstance(counts, dict) else ():
-            if is_number(count) and len(self.counters) < _MAX_COUNTERS:
-                self.counters[printable(name, _MAX_NAME)] = count
-            elif count is None:
+        for given, count in counts.items() if isinstance(counts, dict) else ():
+            name = printable(given, _MAX_NAME)
+            if count is None:
                 self.counters.pop(name, None)
+            elif name in self.counters or len(self.counters) < _MAX_COUNTERS:
+                with suppress(TypeError):
+                    self.counters[name] = read_count(count)
 
     def _remove(self, place: Place) -> None:
         if place in self.places:
-            self.nbytes -= self.places.pop(place)
+            self._release(place)
             self.journal.put(*place, None)
+
+    def _release(self, place: Place) -> None:
+        nbytes = self.places.pop(place)
+        self.nbytes -= nbytes
+        self.room.take(place[0], -1, -nbytes)
 
     def show_recorded(self, offset: float) -> None:
         """Adds the calls that its flight recorder has, of a worker that does not answer."""
@@ -183,7 +261,9 @@ class WorkerRows:
             row = self.journal.get(table, name)
             if table not in _OUTLIVING:
                 self._remove((table, name))
-            elif row and row.get("verdict") == "building":
+                continue
+            self._release((table, name))
+            if row and row.get("verdict") == "building":
                 over = {"verdict": "failed", "finished": time.time(), "reason": "its worker ended"}
                 self.journal.put(table, name, {**row, **over})
 
@@ -198,6 +278,7 @@ class ServerViews:
 
     Attributes:
         journal: the rows.
+        when_ended: called with the last rows of each worker that has ended, before these are gone.
     """
 
     def __init__(
@@ -207,11 +288,13 @@ class ServerViews:
         failed: Callable[[], Sequence[Mapping[str, Any]]] = tuple,
     ) -> None:
         self.journal = Journal(keeps_removed=False)
+        self.when_ended: list[Callable[[WorkerRows], None]] = []
         self._supervised = supervised
         self._describe = describe
         self._failed = failed
         self._offset = time.time() - time.monotonic()
         self._rows: dict[WorkerProcess, WorkerRows] = {}
+        self._room = Room()
         self._last_event = 0
         self._refreshing: asyncio.Task[None] | None = None
         self._collecting: asyncio.Task[None] | None = None
@@ -228,10 +311,12 @@ class ServerViews:
 
     async def _catch_up(self) -> None:
         """Collects all that there is; a worker with very much to show is read in pieces."""
-        until = time.monotonic() + _CATCH_UP_S
+        until = asyncio.get_running_loop().time() + _CATCH_UP_S
         await self.refresh()
-        while any(one.is_behind for one in self._rows.values()) and time.monotonic() < until:
-            await self.refresh()
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(until):
+                while any(one.is_behind for one in self._rows.values()):
+                    await self.refresh()
 
     async def whole(self) -> dict[str, Any]:
         """All that there is now, as `ServerView.from_dict` reads it."""
@@ -280,9 +365,11 @@ class ServerViews:
 
     async def _refresh(self) -> None:
         supervised = list(self._supervised())
+        present = {one.worker for _, one in supervised}
+        self._forget_ended(present)  # the next worker may have rows of the same names
         shown = await asyncio.gather(*(self._see(*each) for each in supervised))
         workers = dict(row for rows in shown for row in rows)
-        self._forget_ended({one.worker for _, one in supervised})
+        self._forget_ended(present)
         for row in self._failed():
             who = str(row["principal"])
             failed = WorkerRow(state="broken", principal=who, why=_line(str(row.get("why", ""))))
@@ -291,14 +378,17 @@ class ServerViews:
         counts: Counter[str] = Counter()
         for rows in self._rows.values():
             counts.update(rows.counters)
-        self.journal.replace("counters", counts)
+        self.journal.replace("counters", {name: _bounded(total) for name, total in counts.items()})
         self.journal.put("server", "", row_dict(self._describe()))
         self._take_events()
         self.journal.trim("builds", _MAX_BUILDS, lambda row: row["verdict"] != "building")
 
     def _forget_ended(self, present: set[WorkerProcess | None]) -> None:
         for worker in [one for one in self._rows if one not in present or one.exited.is_set()]:
-            self._rows.pop(worker).end()
+            rows = self._rows.pop(worker)
+            for call in self.when_ended:
+                call(rows)
+            rows.end()
 
     async def _see(self, principal: str, one: Supervisor) -> list[tuple[str, dict[str, Any]]]:
         """Reads what a worker shows; its row, and those of workers that drain beside it."""
@@ -309,7 +399,8 @@ class ServerViews:
             return [(f"{prefix}0", row_dict(row))]
         rows = self._rows.get(worker)
         if rows is None:
-            rows = self._rows[worker] = WorkerRows(worker, principal, self.journal)
+            rows = WorkerRows(worker, principal, self.journal, self._room)
+            self._rows[worker] = rows
         is_up = worker.was_ready and not worker.exited.is_set()
         is_fresh = is_up and await rows.read()
         state = one.shown_state(worker, is_fresh=is_fresh)
@@ -356,6 +447,11 @@ class ServerViews:
             names.sort(key=lambda name: self.journal.get("events", name)["at"])
             for name in names[:-MAX_EVENTS]:
                 self.journal.put("events", name, None)
+
+
+def _bounded(count: float) -> float:
+    """A sum over workers, which could be greater than what any reader takes."""
+    return max(1 - MAX_NUMBER, min(MAX_NUMBER - 1, count))
 
 
 def _line(text: str) -> str:

@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -25,7 +26,7 @@ from jaxd_protocol.network.tokens import write_token_file
 from jaxd_server.auth.listen_policy import check_trust
 from jaxd_server.config.options import ServerOptions, parse_arguments
 from jaxd_server.processes.supervision.metrics import MAX_FUNCTIONS, ViewMetrics
-from jaxd_server.processes.supervision.server_view import ServerViews
+from jaxd_server.processes.supervision.server_view import ServerViews, WorkerRows
 from tests.live_server import ROOT, LiveServer
 
 client = pytest.importorskip("prometheus_client", reason="needs prometheus-client")
@@ -125,6 +126,34 @@ def test_labels_are_bounded_and_no_count_falls() -> None:
     after = samples(metrics)
     assert all(after[key] >= value for key, value in before.items())
     assert after.keys() == before.keys()
+
+
+def test_no_count_falls_when_a_worker_ends() -> None:
+    """Neither when it is one of several nor when it is the last; gauges do."""
+    seen = views(workers={"a/3": row_dict(WorkerRow(3, principal="a", restarts=2))})
+    metrics = ViewMetrics(seen)
+    workers = [Mock(exited=asyncio.Event(), epoch=1) for _ in range(2)]
+    for who, calls, worker in zip("ab", (5, 7), workers, strict=True):
+        rows = WorkerRows(worker, who, seen.journal)
+        counters = {"calls": calls, "sessions": 1}
+        rows._take({"view": {"functions": {"00": function("f", calls)}, "counters": counters}})
+        seen._rows[rows.worker] = rows
+    seen.journal.replace("counters", {"calls": 12, "sessions": 2})
+    before = samples(metrics)
+    assert before[labelled("jaxd_calls_total")] == 12
+    assert before[labelled("jaxd_function_hits_total", function="f")] == 12
+    assert before[labelled("jaxd_worker_restarts_total")] == 2
+    workers[0].exited.set()
+    seen._forget_ended({workers[1]})
+    seen.journal.replace("counters", {"calls": 7, "sessions": 1})
+    one = samples(metrics)
+    asyncio.run(seen.refresh())  # which finds neither of them
+    for after in (one, samples(metrics)):
+        fallen = {key[0] for key, value in before.items() if after.get(key, value) < value}
+        assert "jaxd_sessions" in fallen
+        assert not [name for name in fallen if name.endswith(("_total", "_bucket", "_sum"))]
+        assert after[labelled("jaxd_calls_total")] == 12
+        assert after[labelled("jaxd_function_hits_total", function="f")] == 12
 
 
 def test_names_cannot_break_out_of_a_label() -> None:

@@ -9,7 +9,13 @@ from typing import Any, cast
 
 import pytest
 
-from jaxd_protocol.messages.server_view import ServerRow, ServerView
+from jaxd_protocol.messages.server_view import (
+    BuildRow,
+    EventRow,
+    ServerRow,
+    ServerView,
+    row_dict,
+)
 from jaxd_server.processes.supervision import server_view
 from jaxd_server.processes.supervision.server_view import ServerViews, period_of
 from jaxd_server.processes.supervision.supervisor import Supervisor
@@ -211,6 +217,120 @@ def test_a_hostile_worker_does_not_fill_the_memory_of_its_host(
     worker.says.append(says(2, calls={"c0": None, "c9": {"function": "f"}}))
     assert shown(views).calls.keys() == {"c1", "c2", "c3", "c9"}
     assert views.journal._removed == {("calls", "c0"): None}
+
+
+def test_texts_in_lists_are_counted_and_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest arrays are eight, and take room."""
+    monkeypatch.setattr(server_view, "_MAX_BYTES", 40_000)
+    lists: dict[str, Any] = {"largest": ["x" * 1900] * 64, "largest_nbytes": [1] * 64}
+    view = shown(views_of(FakeWorker(says(1, values={f"v{n}": lists for n in range(100)}))))
+    assert len(view.values) == 2
+    for row in view.values.values():
+        assert (len(row.largest), len(row.largest_nbytes)) == (8, 8)
+
+
+def test_all_workers_share_the_room_of_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of bytes and of rows of a table; what a worker had is free when it ends."""
+    monkeypatch.setattr(server_view, "_MAX_ALL_BYTES", 10_000)
+    rows = {f"c{n}": {"function": "x" * 1500} for n in range(3)}
+    many = [FakeWorker(says(1, calls=rows)) for _ in range(3)]
+    assert len(shown(views_of(*many, principals=("a", "b", "c"))).calls) == 4
+    monkeypatch.setattr(server_view, "_MAX_ALL_BYTES", 1 << 30)
+    monkeypatch.setattr(server_view, "_MAX_TABLE", 4)
+    many = [FakeWorker(says(1, calls=rows)) for _ in range(3)]
+    views = views_of(*many, principals=("a", "b", "c"))
+    assert len(shown(views).calls) == 4
+    many[0].exited.set()
+    many[2].says.append(says(2, calls=rows))
+    assert sorted(shown(views).calls) == ["b/c0", "c/c0", "c/c1", "c/c2"]
+
+
+def test_a_collection_takes_so_much_of_a_worker_and_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rows of a piece, bytes and pieces; the rest comes with the next ones."""
+    large = {f"c{n}": {"function": "f"} for n in range(5000)}
+    assert len(shown(views_of(FakeWorker(says(1, calls=large)))).calls) == 800
+
+    def asked() -> int:
+        worker = FakeWorker(*[says(n, more=True, calls={"c": {}}) for n in range(1, 50)])
+        asyncio.run(views_of(worker).refresh())
+        return int(worker.asked)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server_view, "_MAX_PIECES", 7)
+        assert asked() == 7
+    monkeypatch.setattr(server_view, "_MAX_READ_BYTES", 2000)
+    assert asked() < 7
+
+
+@pytest.mark.parametrize("count", [True, 2**63, 2.0**63, -(2**63), "7"])
+def test_counters_are_those_that_every_reader_takes(count: Any) -> None:
+    """One that is not costs nobody the view; nor does a sum."""
+    worker = FakeWorker(says(1, counters={"calls": count, "hits": 2**63 - 1}))
+    other = FakeWorker(says(1, counters={"hits": 2**63 - 1}))
+    view = shown(views_of(worker, other, principals=("a", "b")))
+    assert view.counters == {"hits": 2**63 - 1}
+
+
+def test_known_counters_go_on_when_there_is_room_for_no_other() -> None:
+    """A worker that shows very many."""
+    many = {f"c{n}": 1 for n in range(300)}
+    view = shown(
+        views_of(FakeWorker(says(1, more=True, counters=many), says(2, counters={"c3": 9})))
+    )
+    assert (len(view.counters), view.counters["c3"]) == (200, 9)
+
+
+def test_a_worker_that_always_has_more_does_not_keep_others_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a number that rises or with another one each time."""
+
+    class Endless(FakeWorker):
+        async def see(self, sequence: int, source: str, patience_s: float) -> Any:
+            """Something more."""
+            self.asked += 1
+            await asyncio.sleep(0)
+            return self.make(self.asked)
+
+    stalling = Endless(make=lambda n: {**says(1, more=True), "source": str(n)})
+    shown(views_of(stalling))
+    assert stalling.asked <= 4
+    falling = Endless(make=lambda n: says(-n, more=True))
+    shown(views_of(falling))
+    assert falling.asked <= 4
+    monkeypatch.setattr(server_view, "_CATCH_UP_S", 0.0)
+    monkeypatch.setattr(server_view, "_MAX_PIECES", 5)
+    rising = Endless(make=lambda n: says(n, more=True))
+    shown(views_of(rising))
+    assert rising.asked <= 10
+
+
+def test_a_worker_changes_no_events_and_builds_but_its_own() -> None:
+    """Those of the host and of other workers stay as they are."""
+    worker = FakeWorker(says(1, events={"1.1": {"name": "built", "at": 9e9}}))
+    views = views_of(worker)
+    views.journal.put("events", "0.5", row_dict(EventRow(9e9, "worker_exited", "error")))
+    views.journal.put("builds", "2.5", row_dict(BuildRow("f", verdict="compile")))
+    lie: dict[str, Any] = {"events": {"0.5": {"name": "built"}}, "builds": {"2.5": {}}}
+    worker.says += [says(2, **lie), says(3, events={"0.5": None}, builds={"2.5": None})]
+    for _ in range(3):
+        view = shown(views)
+        assert view.events["0.5"].name == "worker_exited"
+        assert view.events["1.1"].name == "built"
+        assert view.builds["2.5"].verdict == "compile"
+
+
+def test_the_rows_of_the_next_worker_are_not_those_that_end() -> None:
+    """Also when both have rows of the same names, and nobody has looked in between."""
+    rows = {"00": {"name": "f", "hits": 3}}
+    first, second = FakeWorker(says(1, functions=rows)), FakeWorker(says(1, functions=rows))
+    one = FakeSupervisor(first)
+    views = _kept_by(one)
+    shown(views)
+    one.worker = second
+    assert [row.hits for row in shown(views).functions.values()] == [3]
 
 
 def test_why_no_worker_starts_is_shown_in_one_line() -> None:
