@@ -22,7 +22,10 @@ _MAX_SPANS: Final = 10_000
 """Of one trace that were not fetched yet; the oldest are dropped for new ones."""
 
 _MAX_TRACES: Final = 16
-"""Of all principals; the one that was used least recently is dropped for a new one."""
+"""Of one principal. For a new one the spans of the one that was used least recently are dropped."""
+
+_MAX_NAMES: Final = 1024
+"""Traces of one principal, those included whose spans are only counted."""
 
 _MAX_WAIT_S: Final = 1.0
 
@@ -51,6 +54,26 @@ class TraceLog:
         self._added = 0
         self._lock = threading.Lock()  # guards all of these
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether it keeps spans; else it only counts them."""
+        return self._spans.maxlen != 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all that it keeps was fetched."""
+        return not self._spans
+
+    def keep(self) -> None:
+        """Keeps spans from now on, if it did not."""
+        with self._lock:
+            self._spans = deque(self._spans, _MAX_SPANS)
+
+    def drop(self) -> None:
+        """Drops its spans and keeps none from now on; it counts them for the next `take`."""
+        with self._lock:
+            self._spans = deque(maxlen=0)
+
     def add(self, span: list[Any]) -> None:
         """Adds the span of something that ends in the calling thread; see `ConnectionTrace.add`."""
         with self._lock:
@@ -71,29 +94,44 @@ class TraceLogs:
     """The traces of a worker, each of a principal. Thread-safe."""
 
     def __init__(self) -> None:
-        self._logs: OrderedDict[tuple[str, bytes], TraceLog] = OrderedDict()
+        self._logs: dict[str, OrderedDict[bytes, TraceLog]] = {}  # by principal
         self._lock = threading.Lock()  # guards it
 
     def open(self, principal: str, name: bytes) -> TraceLog:
         """A trace of a principal, which is made when there is none of that name."""
         with self._lock:
-            found = self._logs.setdefault((principal, name), TraceLog())
-            self._logs.move_to_end((principal, name))
-            if len(self._logs) > _MAX_TRACES:
-                self._logs.popitem(last=False)
+            logs = self._logs.setdefault(principal, OrderedDict())
+            found = logs.setdefault(name, TraceLog())
+            logs.move_to_end(name)
+            found.keep()
+            _make_room(logs, found)
             return found
 
     def take(self, principal: str, name: bytes) -> dict[str, Any]:
         """The spans of a trace since the last time; see `TraceLog.take`."""
         with self._lock:
-            found = self._logs.get((principal, name))
-        return (found or TraceLog()).take()
+            logs = self._logs.get(principal, OrderedDict())
+            if name not in logs:
+                return TraceLog().take()
+            found = logs[name].take()
+            logs[name].keep()
+            logs.move_to_end(name)
+            _make_room(logs)
+            return found
 
     def forget(self, principal: str) -> None:
         """Drops the traces of a principal, whose next holder may be another person."""
         with self._lock:
-            for name in [name for name in self._logs if name[0] == principal]:
-                del self._logs[name]
+            self._logs.pop(principal, None)
+
+
+def _make_room(logs: OrderedDict[bytes, TraceLog], new: TraceLog | None = None) -> None:
+    """Drops the oldest trace of a principal where there are too many; one without spans first."""
+    kept = [log for log in logs.values() if log.is_kept]
+    if len(kept) > _MAX_TRACES:
+        next((log for log in kept if log.is_empty and log is not new), kept[0]).drop()
+    if len(logs) > _MAX_NAMES:
+        del logs[next(name for name, log in logs.items() if not log.is_kept)]
 
 
 class ConnectionTrace:

@@ -71,16 +71,50 @@ def test_a_trace_is_its_principals() -> None:
 
 
 def test_what_nobody_fetches_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The oldest spans of a trace go, which is counted; and so do the oldest traces."""
+    """The oldest spans of a trace go, which is counted."""
     monkeypatch.setattr(call_trace, "_MAX_SPANS", 3)
-    monkeypatch.setattr(call_trace, "_MAX_TRACES", 2)
     logs = TraceLogs()
     trace = ConnectionTrace(logs.open("a", b"t"), "7.1")
     for number in range(5):
         trace.add(number, "send", 0)
     found = logs.take("a", b"t")
     assert ([span[1] for span in found["spans"]], found["left_out"]) == ([2, 3, 4], 2)
-    trace.add(9, "send", 0)
-    logs.open("a", b"u")
-    logs.open("b", b"v")
-    assert taken(logs) == []
+
+
+def test_too_many_traces_cost_only_their_principal_and_that_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those without spans go first; what was dropped, or comes after that, is counted."""
+    monkeypatch.setattr(call_trace, "_MAX_TRACES", 2)
+    logs = TraceLogs()
+    trace = ConnectionTrace(logs.open("a", b"t"), "7.1")
+    trace.add(1, "send", 0)
+    for number in range(9):
+        logs.open("b", bytes([number]))
+        logs.open("a", bytes([number]))
+    assert len(taken(logs)) == 1
+    trace.add(2, "send", 0)
+    for name in (b"u", b"v"):
+        ConnectionTrace(logs.open("a", name), "7.2").add(1, "send", 0)
+    trace.add(3, "send", 0)
+    found = logs.take("a", b"t")
+    assert (found["spans"], found["left_out"]) == ([], 2)
+    trace.add(4, "send", 0)  # there is no room for it yet
+    logs.take("a", b"u")
+    assert logs.take("a", b"t")["left_out"] == 1
+    trace.add(5, "send", 0)  # there is now
+    found = logs.take("a", b"t")
+    assert (len(found["spans"]), found["left_out"]) == (1, 0)
+    assert len(logs.take("a", b"v")["spans"]) == 1
+
+
+def test_the_names_of_dropped_traces_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a client could fill the memory of the server with them."""
+    monkeypatch.setattr(call_trace, "_MAX_TRACES", 2)
+    monkeypatch.setattr(call_trace, "_MAX_NAMES", 5)
+    logs = TraceLogs()
+    for number in range(20):
+        ConnectionTrace(logs.open("a", bytes([number])), "7.1").add(1, "send", 0)
+    known = [logs.take("a", bytes([number])) for number in range(20)]
+    assert sum(bool(found["spans"]) for found in known) == 2
+    assert sum(found["left_out"] for found in known) == 3
