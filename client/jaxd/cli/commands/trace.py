@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import math
 import os
 import re
 import secrets
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple
@@ -427,32 +429,75 @@ def _fits(stack: list[int], one: Slice, nests: bool) -> bool:
 # XLA's profile ------------------------------------------------------------------------------------
 
 
+_MAX_XLA_BYTES: Final = 1 << 29
+"""Of an unpacked profile of XLA, which takes several times as much memory when it is read."""
+
+_XLA_PIDS: Final = 1 << 28
+_XLA_REST: Final = ("cat", "cname", "id", "bp", "s")
+_PLAIN: Final = (str, int, float, bool, type(None))
+
+
 def _xla_events(data: bytes) -> list[dict[str, Any]]:
     """The events of a profile of XLA, with the times of `time.monotonic`, in microseconds.
 
     Raises:
-        ValueError, OSError: when it cannot be read, or does not say which time it was.
+        ValueError: when it cannot be read, is too large, or does not say which time it was.
     """
-    events = json.loads(gzip.decompress(data))["traceEvents"]
-    marks = [e for e in events if str(e.get("name", "")).startswith(_CLOCK_MARK)]
-    if not marks:
-        raise ValueError("it does not say when it began.")
-    shift = int(marks[0]["name"].removeprefix(_CLOCK_MARK)) / 1000 - marks[0]["ts"]
-    return [{**e, "ts": e["ts"] + shift} if "ts" in e else e for e in events if e.get("ph")]
+    try:
+        found = json.loads(_unpacked(data), parse_float=_finite, parse_constant=_finite)
+        events = [_xla_event(each) for each in found["traceEvents"] if each.get("ph")]
+        marks = [e for e in events if e["name"].startswith(_CLOCK_MARK)]
+        if not marks:
+            raise ValueError("it does not say when it began.")
+        shift = int(marks[0]["name"].removeprefix(_CLOCK_MARK)) / 1000 - marks[0]["ts"]
+    except (LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise ValueError(f"it cannot be read ({type(error).__name__}: {error})") from error
+    return [{**e, "ts": e["ts"] + shift} if "ts" in e else e for e in events]
 
 
-_XLA_PIDS: Final = 1 << 28
+def _unpacked(data: bytes) -> bytes:
+    unpacker = zlib.decompressobj(zlib.MAX_WBITS | 16)  # of gzip
+    try:
+        found = unpacker.decompress(data, _MAX_XLA_BYTES)
+    except zlib.error as error:
+        raise ValueError(f"it cannot be unpacked ({error})") from error
+    if unpacker.eof:
+        return found
+    if len(found) < _MAX_XLA_BYTES:
+        raise ValueError("it ends too early.")
+    raise ValueError(f"it has more than {_MAX_XLA_BYTES:,} bytes. Profile less: --xla SECONDS")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"it has {text[:20]} where a number should be.")
+    return number
+
+
+def _xla_event(event: Mapping[str, Any]) -> dict[str, Any]:
+    """What a trace needs of an event, which is of the types that belong there.
+
+    Raises:
+        ValueError, TypeError, AttributeError, LookupError, OverflowError: when it is not.
+    """
+    numbers = {name: float(event[name]) for name in ("ts", "dur") if name in event}
+    ids = {name: int(event.get(name, 0)) for name in ("pid", "tid")}
+    texts = {name: str(event.get(name, "")) for name in ("ph", "name")}
+    rest = {name: event[name] for name in _XLA_REST if type(event.get(name)) in _PLAIN[:2]}
+    args = {name: value for name, value in event.get("args", {}).items() if type(value) in _PLAIN}
+    if not (0 <= ids["pid"] < _XLA_PIDS and all(map(math.isfinite, numbers.values()))):
+        raise ValueError("an event has a number that none has.")
+    if texts["name"] == "process_name":
+        args["name"] = f"XLA: {args['name']}"
+    return {**rest, **texts, **ids, **numbers, "args": args}
 
 
 def _moved(events: Iterable[Mapping[str, Any]], base: int) -> Iterator[dict[str, Any]]:
     """Events of XLA as processes of their own, in the trace's time."""
-    for event in sorted(events, key=lambda event: float(event.get("ts", 0))):
-        moved = {**event, "pid": int(event.get("pid", 0)) + _XLA_PIDS}
-        if "ts" in event:
-            moved["ts"] = event["ts"] - base / 1000
-        if event.get("name") == "process_name":
-            moved["args"] = {"name": f"XLA: {event['args']['name']}"}
-        yield moved
+    for event in sorted(events, key=lambda event: event.get("ts", 0.0)):
+        moved = {"ts": event["ts"] - base / 1000} if "ts" in event else {}
+        yield {**event, **moved, "pid": event["pid"] + _XLA_PIDS}
 
 
 _PROFILE_FILE: Final = re.compile(r"plugins/profile/[\w-][\w.-]*/[\w-][\w.-]*")
@@ -462,14 +507,15 @@ def _profile_files(client: Client) -> list[tuple[str, bytes]]:
     """Ends the profile of a server; its files.
 
     Raises:
-        ProtocolError: when a name is none of a profile.
+        ProtocolError: when the answer, or a name in it, is none of a profile.
         JaxdError: when the server has none.
     """
     value, frame = client.caller.session.request("profile", ("stop", 0))
-    names = [str(name) for name in json.loads(value[0])["files"]]
-    if len(names) != len(frame.buffers) or not all(map(_PROFILE_FILE.fullmatch, names)):
-        raise ProtocolError("the server sends a profile with other files than XLA writes.")
-    return list(zip(names, map(bytes, frame.buffers), strict=True))
+    with suppress(ValueError, TypeError, LookupError, RecursionError):
+        names = [str(name) for name in json.loads(value[0])["files"]]
+        if all(map(_PROFILE_FILE.fullmatch, names)):
+            return list(zip(names, map(bytes, frame.buffers), strict=True))
+    raise ProtocolError("the server sends a profile with other files than XLA writes.")
 
 
 class Profile:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from jaxd.cli.__main__ import main
+from jaxd.cli.commands import trace
 from jaxd.cli.commands.trace import Recording, _profile_files, _write, _xla_events
 from jaxd_protocol.errors import ProtocolError
 from tests.traces import faults, names
@@ -61,8 +62,8 @@ def test_a_server_elsewhere_is_on_the_clock_of_this_machine(tmp_path: Path) -> N
         span("call", 100, 200, function="f"),
         told(of_server("run", 5140, 5150), of_server("call", 5130, 5160, function="f")),
     )
-    trace = recording.to_json()
-    events = trace["traceEvents"]
+    made = recording.to_json()
+    events = made["traceEvents"]
     assert faults(events) == []
     at = {(e["cat"], e["name"]): e for e in events if e["ph"] == "X"}
     assert at["server", "run"]["ts"] == at["client", "call f"]["ts"] + 0.04
@@ -71,7 +72,7 @@ def test_a_server_elsewhere_is_on_the_clock_of_this_machine(tmp_path: Path) -> N
         "clock within 0.0 µs"
     ]
     assert [e["ph"] for e in events if e["ph"] in "stf"] == ["s", "t", "f"]
-    (server,) = trace["otherData"]["servers"]
+    (server,) = made["otherData"]["servers"]
     assert (server["offset_us"], server["error_us"]) == (5.0, 0.04)
 
 
@@ -139,21 +140,88 @@ def test_the_events_of_xla_are_on_the_same_clock() -> None:
         _xla_events(gzip.compress(json.dumps({"traceEvents": events}).encode()))
 
 
+def packed(*events: Any) -> bytes:
+    """A profile of XLA, with the mark of the clock."""
+    mark = {"ph": "X", "name": "jaxd clock 9000000", "pid": 1, "tid": 1, "ts": 3.5, "dur": 1}
+    return gzip.compress(json.dumps({"traceEvents": [mark, *events]}).encode())
+
+
+UNREADABLE: dict[str, tuple[bytes, str]] = {
+    "no gzip": (b"{}", "cannot be unpacked"),
+    "cut": (packed()[:-9], "ends too early"),
+    "bad deflate": (packed()[:10] + b"\xff" * 50, "cannot be unpacked"),
+    "too large": (packed(*[{}] * 5000), "more than 10,000 bytes"),
+    "no JSON": (gzip.compress(b"{"), "Expecting"),
+    "deep": (gzip.compress(b"[" * 9000), ""),
+    "no events": (gzip.compress(b"{}"), "KeyError"),
+    "a list": (gzip.compress(b"[]"), "TypeError"),
+    "no mark": (gzip.compress(b'{"traceEvents":[]}'), "when it began"),
+    "a number": (packed(1), "AttributeError"),
+    "no time": (packed({"ph": "X", "ts": None}), "TypeError"),
+    "an infinite time": (packed({"ph": "X", "ts": float("inf")}), "Infinity"),
+    "an exponent": (gzip.compress(b'{"traceEvents":[1e999]}'), "1e999"),
+    "a large time": (packed({"ph": "X", "ts": 10**400}), "OverflowError"),
+    "no pid": (packed({"ph": "X", "pid": {}}), "TypeError"),
+    "a large pid": (packed({"ph": "X", "pid": 1 << 40}), "a number that none has"),
+    "no name": (packed({"ph": "M", "name": "process_name", "args": {}}), "KeyError"),
+    "no args": (packed({"ph": "M", "args": 1}), "AttributeError"),
+}
+
+
+@pytest.mark.parametrize("what", UNREADABLE)
+def test_a_profile_of_xla_that_cannot_be_read_costs_only_itself(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trace of the program is written, and says why there is none of XLA."""
+    data, why = UNREADABLE[what]
+    recording = written(tmp_path / "f", ["process", PROCESS], span("call", 1, 9, function="f"))
+    monkeypatch.setattr(trace, "Client", lambda _: nullcontext())
+    monkeypatch.setattr(trace, "_MAX_XLA_BYTES", 10_000)
+    files = [("plugins/profile/a/b.trace.json.gz", data)]
+    monkeypatch.setattr(trace, "_profile_files", lambda _: files)
+    recording.add_xla("tcp://127.0.0.1:1")
+    made = recording.to_json()
+    assert names(made["traceEvents"], "client") == {"call f"}
+    (note,) = made["otherData"]["notes"]
+    assert note.startswith("there is no profile of XLA: ")
+    assert why in note
+    assert note in recording.summary("trace.json")
+
+
+def test_an_event_of_xla_is_a_process_of_its_own() -> None:
+    """Values that no viewer shows are left out."""
+    recording = Recording()
+    name = {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "/host:CPU"}}
+    dot = {"ph": "X", "name": "dot", "pid": 1, "ts": 5.5, "cat": "c", "args": {"a": 1, "b": []}}
+    recording.xla = _xla_events(packed(name, dot))
+    found = {event["name"]: event for event in recording.to_json()["traceEvents"]}
+    assert found["process_name"]["args"] == {"name": "XLA: /host:CPU"}
+    assert found["dot"]["pid"] == found["process_name"]["pid"] > 1 << 27
+    assert (found["dot"]["cat"], found["dot"]["args"]) == ("c", {"a": 1})
+
+
 def test_a_name_that_ends_in_gz_is_compressed(tmp_path: Path) -> None:
     """Perfetto reads both."""
-    trace: dict[str, Any] = {"traceEvents": []}
+    made: dict[str, Any] = {"traceEvents": []}
     for name in ("t.json", "t.json.gz"):
-        _write(str(tmp_path / name), trace)
+        _write(str(tmp_path / name), made)
     packed = (tmp_path / "t.json.gz").read_bytes()
     assert gzip.decompress(packed) == (tmp_path / "t.json").read_bytes() == b'{"traceEvents":[]}'
 
 
 @pytest.mark.parametrize(
-    "name", ["plugins/profile/../x", "/etc/passwd", "plugins/profile/a/.b", "plugins/profile/a/b/c"]
+    "answer",
+    [
+        '{"files": ["plugins/profile/../x"]}',
+        '{"files": ["/etc/passwd"]}',
+        '{"files": ["plugins/profile/a/.b"]}',
+        '{"files": ["plugins/profile/a/b/c"]}',
+        *("{}", "[]", "1", '{"files": null}', '{"files": []}', "{", "[" * 100_000),
+    ],
 )
-def test_a_profile_is_written_nowhere_else(name: str) -> None:
-    """Whatever a server calls its files."""
-    value = (json.dumps({"files": [name]}),), SimpleNamespace(buffers=[b"x"])
+def test_a_profile_is_written_nowhere_else(answer: str) -> None:
+    """Whatever a server calls its files, or answers instead."""
+    value = (answer,), SimpleNamespace(buffers=[b"x"])
     session = SimpleNamespace(request=lambda *_: value)
     client: Any = SimpleNamespace(caller=SimpleNamespace(session=session))
     with pytest.raises(ProtocolError, match="other files than XLA writes"):
