@@ -16,9 +16,10 @@ import sys
 import threading
 import time
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jaxd.api.transforms import hide_frames
 from jaxd.interop.after_import import AfterImport
@@ -65,40 +66,12 @@ class Span(NamedTuple):
     about: Mapping[str, Any]
 
 
-class Recorder(Protocol):
-    """Takes spans. Thread-safe.
-
-    Attributes:
-        name: of the trace in which the server records its part.
-    """
-
-    name: bytes
-
-    def began(self, name: str, started_ns: int, about: Mapping[str, Any]) -> None:
-        """The calling thread begins one of `OUTER`."""
-
-    def add(self, span: Span) -> None:
-        """Something has ended."""
-
-    def connected(self, session: Session, found: Mapping[str, Any]) -> None:
-        """The server records a connection of this session; see `follow`."""
-
-    def told(self, found: dict[str, Any]) -> None:
-        """What the server has recorded for another recorder meanwhile; see `fetched`."""
-
-
-# where the time is taken --------------------------------------------------------------------------
-
 _labels: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 _label_numbers: Final = itertools.count(1)
 
 
 def _of_function(function: Any, *_: Any) -> dict[str, Any]:
     return {"function": str(getattr(function, "__name__", "?"))}
-
-
-def _of_submission(submission: Any, *_: Any) -> dict[str, Any]:
-    return _of_function(submission.binding.function)
 
 
 def _of_message(connection: Any, number: int, verb: str, *_: Any) -> dict[str, Any]:
@@ -114,22 +87,12 @@ def _of_verb(_: Any, verb: str, *__: Any) -> dict[str, Any]:
     return {"verb": verb}
 
 
-def _of_nothing(*_: Any) -> dict[str, Any]:
-    return {}
-
-
 class _Timed(NamedTuple):
-    """A method whose time is taken.
+    """A method whose time is taken."""
 
-    Attributes:
-        method: as `Class.method`.
-        name: of its spans.
-        about: makes what they say of it, of its arguments.
-    """
-
-    method: str
-    name: str
-    about: Callable[..., dict[str, Any]] = _of_nothing
+    method: str  # as `Class.method`
+    name: str  # of its spans
+    about: Callable[..., dict[str, Any]] = lambda *_: {}
 
 
 _TIMED: Final[Mapping[str, Sequence[_Timed]]] = {
@@ -139,7 +102,9 @@ _TIMED: Final[Mapping[str, Sequence[_Timed]]] = {
         _Timed("PersistentFunction.warm", "warm", _of_function),
         _Timed("FunctionBinding.run_here", "run here"),
     ),
-    "jaxd.api.submission": (_Timed("Submission.start", "submit", _of_submission),),
+    "jaxd.api.submission": (
+        _Timed("Submission.start", "submit", lambda each, *_: _of_function(each.binding.function)),
+    ),
     "jaxd.request.function_snapshot": (_Timed("SnapshotCache.spec", "key"),),
     "jaxd.dispatch.caller": (
         _Timed("Caller.encode", "pack"),
@@ -159,8 +124,8 @@ _TIMED: Final[Mapping[str, Sequence[_Timed]]] = {
 }
 """By module; one that is not loaded yet is changed once it is."""
 
-_recorders: list[Recorder] = []
-_originals: dict[tuple[str, str], tuple[type, Any]] = {}
+_recorders: list[TraceFile | OneCall] = []
+_originals: dict[tuple[type, str], Any] = {}
 _changing: Final = threading.Lock()  # guards both
 _muted: Final = threading.local()
 
@@ -180,15 +145,14 @@ def _timed(original: Callable[..., Any], entry: _Timed) -> Callable[..., Any]:
                 recorder.began(name, started_ns, about)
         try:
             result = original(*args, **kwargs)
+            if name == "connect":
+                _follow_all(args[0], result.connection)
+            return result
         except BaseException as error:
             about["error"] = type(error).__name__
             if name in OUTER:
                 hide_frames(error)  # that of this function as well
             raise
-        else:
-            if name == "connect":
-                _follow_all(args[0], result.connection)
-            return result
         finally:
             span = Span(name, threading.get_native_id(), started_ns, time.monotonic_ns(), about)
             for recorder in tuple(_recorders):
@@ -203,24 +167,15 @@ def _change(module: ModuleType) -> None:
         owner_name, _, method = entry.method.partition(".")
         owner = getattr(module, owner_name)
         with _changing:
-            if (owner_name, method) in _originals or not _recorders:
-                continue
-            original = vars(owner)[method]
-            _originals[owner_name, method] = owner, original
-            setattr(owner, method, _timed(original, entry))
-
-
-def _restore() -> None:
-    """Puts the methods back; the lock is held."""
-    for (_, method), (owner, original) in _originals.items():
-        setattr(owner, method, original)
-    _originals.clear()
+            if _recorders and (owner, method) not in _originals:
+                original = _originals[owner, method] = vars(owner)[method]
+                setattr(owner, method, _timed(original, entry))
 
 
 _finder: Final = AfterImport(_TIMED.keys(), _change)
 
 
-def _begin(recorder: Recorder) -> None:
+def _begin(recorder: TraceFile | OneCall) -> None:
     with _changing:
         _recorders.append(recorder)
         if _finder not in sys.meta_path:
@@ -230,12 +185,14 @@ def _begin(recorder: Recorder) -> None:
             _change(sys.modules[name])
 
 
-def _end(recorder: Recorder) -> None:
+def _end(recorder: TraceFile | OneCall) -> None:
     with _changing:
         _recorders.remove(recorder)
         if not _recorders:
             sys.meta_path.remove(_finder)
-            _restore()
+            for (owner, method), original in _originals.items():
+                setattr(owner, method, original)
+            _originals.clear()
 
 
 @contextmanager
@@ -248,7 +205,8 @@ def unrecorded() -> Iterator[None]:
         _muted.now = before
 
 
-# the server's part --------------------------------------------------------------------------------
+_NO_TIME: Final = 1 << 63  # in nanoseconds
+_BAD_JSON: Final = (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError)
 
 
 def follow(connection: ClientConnection, name: bytes, label: str) -> dict[str, Any] | None:
@@ -263,44 +221,63 @@ def follow(connection: ClientConnection, name: bytes, label: str) -> dict[str, A
         `server`, its process; `offset_ns`, what has to be taken from its times to have ours; and
         `error_ns`, by how much that may be wrong. None: it does not answer as a server.
     """
-    best: dict[str, Any] | None = None
-    with suppress(JaxdError, KeyError, TypeError, ValueError):
+    found: list[dict[str, Any]] = []
+    with suppress(JaxdError, *_BAD_JSON):
         for _ in range(_ROUND_TRIPS):
             before = time.monotonic_ns()
             told = json.loads(connection.request("trace", (name, label))[0])
             after = time.monotonic_ns()
-            error_ns, middle = (after - before + 1) // 2, (before + after) // 2
-            found = {"server": int(told["pid"]), "offset_ns": int(told["clock_ns"]) - middle}
+            server, clock_ns = int(told["pid"]), int(told["clock_ns"])
+            if not (0 <= server < 1 << 32 and 0 <= clock_ns < _NO_TIME):
+                break
             if told["clock"] is not None and told["clock"] == clock_id():
-                return {**found, "offset_ns": 0, "error_ns": 0}
-            if best is None or error_ns < best["error_ns"]:
-                best = {**found, "error_ns": error_ns}
-    return best
+                return {"server": server, "offset_ns": 0, "error_ns": 0}
+            offset_ns, error_ns = clock_ns - (before + after) // 2, (after - before + 1) // 2
+            found.append({"server": server, "offset_ns": offset_ns, "error_ns": error_ns})
+    return min(found, key=lambda each: int(each["error_ns"]), default=None)
 
 
 def fetched(connection: ClientConnection, name: bytes) -> dict[str, Any] | None:
-    """The server's spans of a trace since the last time; None where it does not answer."""
-    with suppress(JaxdError, AttributeError, KeyError, TypeError, ValueError), unrecorded():
+    """The server's spans of a trace since the last time; None where it does not answer.
+
+    `spans` has those that can be read, each `[label, number, name, started, ended, thread, about]`.
+    """
+    with suppress(JaxdError, *_BAD_JSON), unrecorded():
         found = json.loads(connection.request("traced", (name,))[0])
         threads = {str(number): str(thread) for number, thread in found["threads"].items()}
-        return {**found, "threads": threads, "left_out": int(found["left_out"])}
+        spans = [row for row in found["spans"] if _is_row(row)]
+        return {"spans": spans, "threads": threads, "left_out": int(found["left_out"])}
     return None
 
 
+def server_rows(told: Mapping[str, Any]) -> list[list[Any]]:
+    """The spans that were `fetched`, of requests of which more is known.
+
+    Replies to what is recorded of no request, such as this question itself, are left out.
+    """
+    known = {(row[0], row[1]) for row in told["spans"] if row[2] != "send"}
+    return [row for row in told["spans"] if (row[0], row[1]) in known]
+
+
+def _is_row(row: Any) -> bool:
+    kinds = [str, int, str, int, int, int, dict]
+    return (
+        isinstance(row, list)
+        and list(map(type, row)) == kinds
+        and all(0 <= time_ns < _NO_TIME for time_ns in row[3:5])
+        and not any(isinstance(value, list | dict) for value in row[6].values())
+    )
+
+
 def _follow_all(session: Session, connection: ClientConnection) -> None:
-    """The server records a new connection, for whoever looks since the latest."""
+    """The server records a connection for whoever looks since the latest; or no longer."""
     recorders = list(_recorders)
-    if not recorders:
-        return
     label = _labels.setdefault(connection, f"{os.getpid()}.{next(_label_numbers)}")
     with unrecorded():
-        found = follow(connection, recorders[-1].name, label)
+        found = follow(connection, recorders[-1].name if recorders else b"", label)
     if found is not None:
         for recorder in recorders:
             recorder.connected(session, {**found, "connection": label})
-
-
-# a whole program ----------------------------------------------------------------------------------
 
 
 class TraceFile:
@@ -393,9 +370,6 @@ def begin() -> None:
         atexit.register(recorder.end)
 
 
-# one call -----------------------------------------------------------------------------------------
-
-
 class ProfileRow(NamedTuple):
     """A line of a `CallProfile`.
 
@@ -412,6 +386,9 @@ class ProfileRow(NamedTuple):
     depth: int
     us: float
     share: float
+
+
+_HEAD: Final = ("end", "stage", "µs", "share")
 
 
 class CallProfile(NamedTuple):
@@ -440,31 +417,34 @@ class CallProfile(NamedTuple):
             for row in self.rows
         ]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         from jaxd_protocol.base.terminal import table
 
-        head = ("end", "stage", "µs", "share")
-        return f"{self.function}: {self.us:,.1f} µs\n{table([head, *self._cells()])}"
-
-    def __repr__(self) -> str:
-        return str(self)
-
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        printer.text(str(self))  # IPython's
+        return f"{self.function}: {self.us:,.1f} µs\n{table([_HEAD, *self._cells()])}"
 
     def _repr_html_(self) -> str:
         from jaxd.interop.html_views import table, titled  # for notebooks
 
-        head = ("end", "stage", "µs", "share")
         rows = [(cells[0].replace("  ", "\u2003"), *cells[1:]) for cells in self._cells()]
-        return titled(f"{self.function}: {self.us:,.1f} µs", table(head, rows))
+        return titled(f"{self.function}: {self.us:,.1f} µs", table(_HEAD, rows))
+
+
+_profiles: Final[dict[int, tuple[bytes, threading.Lock]]] = {}  # by process
+
+
+def _of_profiles() -> tuple[bytes, threading.Lock]:
+    """The trace that all profiles of this process share at the servers, and its lock.
+
+    So none ends that of another thread, and whoever fetches its spans gives them to all.
+    """
+    return _profiles.setdefault(os.getpid(), (secrets.token_bytes(16), threading.Lock()))
 
 
 class OneCall:
     """Keeps the spans of the calls that one thread makes."""
 
     def __init__(self) -> None:
-        self.name = secrets.token_bytes(16)
+        self.name = _of_profiles()[0]
         self.spans: list[Span] = []
         self.sessions: dict[int, Session] = {}
         self._rows: list[list[Any]] = []
@@ -484,33 +464,42 @@ class OneCall:
         self.sessions[id(session)] = session
         self._offset_ns[found["connection"]] = found["offset_ns"]
 
+    def told(self, found: dict[str, Any]) -> None:
+        """Keeps what a server has recorded."""
+        self._rows += found["spans"]
+
+    def end(self) -> None:
+        """Asks the servers for their part; they record for others, or nothing, from now on."""
+        with _of_profiles()[1]:
+            found = [(each, each.open_connection) for each in self.sessions.values()]
+            opened = [(session, connection) for session, connection in found if connection]
+            try:
+                for _, connection in opened:
+                    self._fetch(connection)
+            finally:
+                _end(self)
+            for session, connection in opened:
+                _follow_all(session, connection)
+
+    def _fetch(self, connection: ClientConnection) -> None:
+        for _ in range(_ROUND_TRIPS):  # the last span ends when the reply is out
+            told = fetched(connection, self.name)
+            if told is not None:
+                for each in tuple(_recorders):
+                    each.told(told)
+            if any(span.name == "send" for span in self.server_spans()):
+                break
+
     def server_spans(self) -> list[Span]:
-        """What the servers have recorded; they record for others, or nothing, from now on."""
-        others = [each for each in _recorders if each is not self]
-        connections = [each.open_connection for each in self.sessions.values()]
-        for connection in filter(None, connections):
-            for _ in range(_ROUND_TRIPS):  # the last span ends when the reply is out
-                told = fetched(connection, self.name)
-                if told is not None:
-                    self.told(told)
-                    for each in others:
-                        each.told(told)
-                if any(row[2] == "send" for row in self._rows):
-                    break
-            with unrecorded():
-                follow(connection, others[-1].name if others else b"", _labels.get(connection, ""))
+        """What the servers have recorded of these calls, and of those of no other thread."""
         sent = [span.about for span in self.spans if span.name == "send"]
         own = {(about["connection"], about["number"]) for about in sent}
         return [
             Span(name, thread, started - offset, ended - offset, about)
             for label, number, name, started, ended, thread, about in self._rows
             for offset in (self._offset_ns.get(label, 0),)
-            if (label, number) in own  # and no other thread's
+            if (label, number) in own
         ]
-
-    def told(self, found: dict[str, Any]) -> None:
-        """Keeps what a server has recorded."""
-        self._rows += server_rows(found)
 
 
 def profiled(
@@ -519,7 +508,7 @@ def profiled(
     caller: Caller | None,
     wait: Callable[[Any], None],
 ) -> CallProfile:
-    """Makes a call, and says where its time goes.
+    """Makes a call, and says where its time goes. Several threads may do so at once.
 
     Args:
         call: makes it.
@@ -532,15 +521,15 @@ def profiled(
     try:
         opened = None if caller is None else caller.session.open_connection
         if caller is not None and opened is not None:
-            _follow_all(caller.session, opened)
+            with _of_profiles()[1]:
+                _follow_all(caller.session, opened)
         started_ns = time.monotonic_ns()
         result = call()
         wait(result)
         ended_ns = time.monotonic_ns()
     finally:
-        _end(recorder)
-        spans = recorder.server_spans()
-    rows = tuple(_rows(recorder.spans, spans, started_ns, ended_ns))
+        recorder.end()
+    rows = tuple(_rows(recorder.spans, recorder.server_spans(), started_ns, ended_ns))
     return CallProfile(function, (ended_ns - started_ns) / 1000, rows, result)
 
 
@@ -550,24 +539,6 @@ _FOR_THE_SERVER: Final = frozenset({"answer", "callback"})
 _BUILDING: Final = frozenset({"queued", "load", "trace", "lower", "compile"})
 
 
-def server_rows(told: Mapping[str, Any] | None) -> list[list[Any]]:
-    """The spans in a server's answer that can be read, of requests of which more is known.
-
-    Each is `[label, number, name, started, ended, thread, about]`. Replies to what is recorded of
-    no request, such as this question itself, are left out.
-    """
-    spans = (told or {}).get("spans")
-    rows = [row for row in spans if _is_row(row)] if isinstance(spans, list) else []
-    known = {(row[0], row[1]) for row in rows if row[2] != "send"}
-    return [row for row in rows if (row[0], row[1]) in known]
-
-
-def _is_row(row: Any) -> bool:
-    kinds = [str, int, str, int, int, int, dict]
-    are_right = isinstance(row, list) and list(map(type, row)) == kinds
-    return are_right and all(0 <= time_ns < 1 << 63 for time_ns in row[3:5])
-
-
 def _rows(
     spans: Sequence[Span], server: Sequence[Span], started_ns: int, ended_ns: int
 ) -> Iterator[ProfileRow]:
@@ -575,50 +546,32 @@ def _rows(
 
     Each moment counts for one line: for the server, where that was busy, else for the client.
     """
-    total_us = (ended_ns - started_ns) / 1000
-
-    def row(key: _Key, depth: int, us: float) -> ProfileRow:
-        return ProfileRow(*key, depth, us, us / total_us if total_us else 0.0)
-
+    total_us = max(1, ended_ns - started_ns) / 1000
     within = started_ns, ended_ns
     busy = list(_apart((s for s in server if s.name not in {"call", *_BUILDING}), *within))
     own = list(_apart((s for s in spans if s.name not in OUTER | _FOR_THE_SERVER), *within))
     spent = [(s.started_ns, ("server", s.name), _us(s)) for s in busy]
-    spent += [(s.started_ns, _key(s, bool(busy)), _us(s) - _common_us(s, busy)) for s in own]
-    parts: dict[_Key, dict[_Key, float]] = {}
-    for key, span in _parts(spans, server):
-        inside = next((s for s in busy if s.started_ns <= span.started_ns < s.ended_ns), None)
-        if inside is not None:
-            known = parts.setdefault(("server", inside.name), {})
-            known[key] = known.get(key, 0.0) + _us(span)
-    found: dict[_Key, float] = {}
+    for span in own:
+        is_on_the_way = busy and span.name == "wait"  # nobody works while the client waits
+        key = ("between", "on the way") if is_on_the_way else ("client", span.name)
+        spent.append((span.started_ns, key, _us(span) - _common_us(span, busy)))
+    found: defaultdict[tuple[str, str], float] = defaultdict(float)
     for _, key, us in sorted(spent):
-        found[key] = found.get(key, 0.0) + us
+        found[key] += us
     found["client", "other"] = max(0.0, total_us - sum(found.values()))
+    parts: defaultdict[tuple[Any, tuple[str, str]], float] = defaultdict(float)
+    by_time = sorted(server, key=lambda each: each.started_ns)
+    inner = [(("server", s.name), s) for s in by_time if s.name in _BUILDING]
+    asked = [s for s in spans if s.name in _FOR_THE_SERVER]
+    inner += [(("client", f"{s.name} {s.about.get('verb', '')}".rstrip()), s) for s in asked]
+    for key, span in inner:
+        for stage in busy:
+            if stage.started_ns <= span.started_ns < stage.ended_ns:
+                parts[("server", stage.name), key] += _us(span)
     for key, us in found.items():
-        yield row(key, 0, us)
-        for part, part_us in parts.get(key, {}).items():
-            yield row(part, 1, part_us)
-
-
-_Key = tuple[str, str]
-"""`end` and `stage` of a row."""
-
-
-def _key(span: Span, has_server: bool) -> _Key:
-    """Whose stage it is: what nobody works on while the client waits is on the way."""
-    is_on_the_way = has_server and span.name == "wait"
-    return ("between", "on the way") if is_on_the_way else ("client", span.name)
-
-
-def _parts(spans: Iterable[Span], server: Iterable[Span]) -> Iterator[tuple[_Key, Span]]:
-    """What goes on within a stage of the server: its build, or what the client does for it."""
-    for span in sorted(server, key=lambda each: each.started_ns):
-        if span.name in _BUILDING:
-            yield ("server", span.name), span
-    for span in spans:
-        if span.name in _FOR_THE_SERVER:
-            yield ("client", f"{span.name} {span.about.get('verb', '')}".rstrip()), span
+        yield ProfileRow(*key, 0, us, us / total_us)
+        for part, part_us in [(part, us) for (of, part), us in parts.items() if of == key]:
+            yield ProfileRow(*part, 1, part_us, part_us / total_us)
 
 
 def _us(span: Span) -> float:

@@ -7,14 +7,22 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from importlib import import_module
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pytest
 
 from jaxd import Client, persistent_call
 from jaxd.api import recording
-from jaxd.api.recording import CallProfile, OneCall, ProfileRow, Span, follow, server_rows
+from jaxd.api.recording import (
+    CallProfile,
+    OneCall,
+    ProfileRow,
+    Span,
+    follow,
+    profiled,
+    server_rows,
+)
 
 PROFILE = CallProfile(
     "step",
@@ -198,7 +206,17 @@ class Liar:
         return self._answer, None
 
 
-@pytest.mark.parametrize("answer", ["", "[]", "{}", '{"pid": null}', "1"])
+INFINITE: Final = [
+    '{"pid": 1e999, "clock_ns": 1, "clock": null}',
+    '{"pid": 1, "clock_ns": 1e999, "clock": null}',
+    f'{{"pid": 1, "clock_ns": {1 << 63}, "clock": null}}',
+    '{"spans": [], "threads": {}, "left_out": 1e999}',
+    '{"spans": 1, "threads": {}, "left_out": 0}',
+    "[" * 100_000,
+]
+
+
+@pytest.mark.parametrize("answer", ["", "[]", "{}", '{"pid": null}', "1", *INFINITE])
 def test_what_does_not_answer_as_a_server_is_not_followed(answer: str) -> None:
     """And nothing is raised into a call."""
     liar: Any = Liar(answer)
@@ -210,9 +228,13 @@ def test_spans_that_cannot_be_read_are_left_out() -> None:
     """And replies to requests of which nothing else is known."""
     run = ["1.1", 5, "run", 0, 1, 7, {}]
     send = ["1.1", 5, "send", 1, 2, 7, {}]
-    others: list[Any] = [None, [], ["1.1", 5], ["1.1", 6, "send", 1, 2, 7, {}], [*run[:6], None]]
-    assert server_rows({"spans": [run, *others, send]}) == [run, send]
-    assert server_rows({"spans": None}) == server_rows(None) == []
+    lone = ["1.1", 6, "send", 1, 2, 7, {}]
+    others: list[Any] = [None, [], ["1.1", 5], [*run[:6], None], [*run[:6], {"a": [[]]}]]
+    answer = {"spans": [run, *others, lone, send], "threads": {"7": "a"}, "left_out": 2}
+    liar: Any = Liar(json.dumps(answer))
+    found = recording.fetched(liar, b"n")
+    assert found == {"spans": [run, lone, send], "threads": {"7": "a"}, "left_out": 2}
+    assert server_rows(found) == [run, send]
 
 
 @pytest.fixture
@@ -227,7 +249,8 @@ def recorder() -> Iterator[Callable[[], OneCall]]:
 
     yield begin
     for each in begun:
-        recording._end(each)
+        if each in recording._recorders:
+            each.end()
 
 
 def test_what_other_threads_call_is_not_in_a_profile(
@@ -241,6 +264,7 @@ def test_what_other_threads_call_is_not_in_a_profile(
     other = threading.Thread(target=function, args=(1.0,))
     other.start()
     other.join()
+    mine.end()
     assert mine.spans == mine.server_spans() == []
 
 
@@ -253,5 +277,37 @@ def test_two_may_look_at_once(client: Client, recorder: Callable[[], OneCall]) -
     function.profile(1.0)
     function(1.0)
     assert [span.name for span in first.spans].count("call") == 3
+    first.end()
     rows = first.server_spans()
     assert len([span for span in rows if span.name == "call"]) == 3
+
+
+def test_several_threads_make_profiles_at_once(client: Client) -> None:
+    """The server's part is in each, whichever begins and ends first."""
+    function = client.persistent_call(step)
+    function(1.0)
+    begun, go = threading.Event(), threading.Event()
+    found: list[CallProfile] = []
+
+    def first_call() -> Any:
+        begun.set()
+        assert go.wait(30)
+        return function(1.0)
+
+    def profile(call: Callable[[], Any]) -> None:
+        found.append(profiled(call, "step", client.caller, lambda _: None))
+
+    first = threading.Thread(target=profile, args=(first_call,))
+    first.start()
+    assert begun.wait(30)
+
+    def second_call() -> Any:
+        go.set()
+        first.join(30)
+        return function(1.0)
+
+    profile(second_call)
+    assert len(found) == 2
+    for each in found:
+        stages = [row.stage for row in each.rows if row.end == "server"]
+        assert stages[:4] == ["receive", "arguments", "run", "encode"]
