@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import shutil
+import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -162,6 +166,201 @@ def test_what_is_there_is_replaced_only_where_that_is_asked_for(
     with pytest.raises(FileExistsError, match="no checkpoint"):
         client.save({"w": np.zeros(3)}, other, overwrite=True)
     assert (other / "file").read_text() == "mine"
+
+
+def during_a_save(monkeypatch: pytest.MonkeyPatch, happens: Callable[[Path, Any], object]) -> None:
+    """Has something happen once a save has written all its files, and before they are complete."""
+    save = ocp.Checkpointer.save
+
+    def save_and(checkpointer: Any, directory: Any, *args: Any, **kwargs: Any) -> None:
+        save(checkpointer, directory, *args, **kwargs)
+        happens(Path(directory), kwargs["args"])
+
+    monkeypatch.setattr(ocp.Checkpointer, "save", save_and)
+
+
+def names_in(folder: Path) -> list[str]:
+    """Of what is there."""
+    return sorted(each.name for each in folder.iterdir())
+
+
+def test_two_saves_to_one_path_do_not_mix(
+    server: InProcessServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one worker: one is complete, the other one fails, or replaces it."""
+    one, both_begun = tmp_path / "one", threading.Event()
+
+    def wait(directory: Path, args: Any) -> None:
+        both_begun.wait()
+        assert checkpoints._lock_of(str(one)).locked()  # the other one waits
+
+    during_a_save(monkeypatch, wait)
+    for overwrite in (False, True):
+        both_begun.clear()
+        savings = list[Any]()
+        for client in (server.client(), server.client()):
+            state = {"w": np.full(LARGE, len(savings), np.float32)}
+            savings.append(client.save(state, one, overwrite=overwrite))
+        both_begun.set()
+        failures = 0
+        for saving in savings:
+            try:
+                saving.wait()
+            except FileExistsError:
+                failures += 1
+        assert failures == (0 if overwrite else 1)
+        assert len(np.unique(np.asarray(server.client().restore(one)["w"]))) == 1
+        assert names_in(tmp_path) == ["one"]
+
+
+@pytest.mark.parametrize("in_one_step", [True, False])
+def test_what_another_process_has_saved_meanwhile_stays(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, in_one_step: bool
+) -> None:
+    """It was there first; with overwrite=True it is replaced."""
+    if not in_one_step:
+        monkeypatch.setattr(checkpoints, "_renameat2", lambda *_: False)
+    one, other = tmp_path / "one", tmp_path / "other"
+    client.save({"w": np.zeros(3)}, other).wait()
+    during_a_save(monkeypatch, lambda *_: shutil.copytree(other, one))
+    with pytest.raises(FileExistsError):
+        client.save({"w": np.ones(3)}, one).wait()
+    np.testing.assert_array_equal(client.restore(one)["w"], np.zeros(3))
+    shutil.rmtree(one)
+    client.save({"w": np.ones(3)}, one, overwrite=True).wait()
+    np.testing.assert_array_equal(client.restore(one)["w"], np.ones(3))
+    assert names_in(tmp_path) == ["one", "other"]
+
+
+def test_a_failed_save_leaves_no_files_and_holds_no_memory(
+    server: InProcessServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither before it is waited for nor after that."""
+    client, held = server.client(), []
+    before = client.put({"w": np.zeros(3)})
+    client.save(before, tmp_path / "before").wait()
+
+    def fail(directory: Path, args: Any) -> None:
+        arrays = args.item
+        held.append(weakref.ref(arrays["w"]))
+        Path(f"{directory}.orbax-checkpoint-tmp").mkdir()
+        try:
+            int(f"{arrays}")
+        except ValueError as error:
+            raise OSError(28, "No space left on device") from error
+
+    during_a_save(monkeypatch, fail)
+
+    def is_free() -> bool:
+        client.put(np.ones(1))  # what the client has released goes with a request
+        gc.collect()
+        return bool(held) and held[0]() is None
+
+    for name in ("before", "new"):
+        saving = client.save({"w": np.ones(LARGE)}, tmp_path / name, overwrite=True)
+        wait_until(is_free)
+        with pytest.raises(OSError, match="No space left") as raised:
+            saving.wait()
+        assert raised.value.errno == 28
+        held.clear()
+        assert names_in(tmp_path) == ["before"]
+        with pytest.raises(WorkerLost):  # nothing is kept of it
+            saving.wait()
+
+
+def test_foreign_files_are_not_overwritten(client: Client, tmp_path: Path) -> None:
+    """Neither those in a checkpoint nor a folder that only looks like one; orbax's own are."""
+    one, looks = tmp_path / "one", tmp_path / "looks"
+    client.save({"w": np.ones(3)}, one).wait()
+    (one / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"notes\.txt"):
+        client.save({"w": np.zeros(3)}, one, overwrite=True)
+    (looks / "run").mkdir(parents=True)
+    (looks / "_CHECKPOINT_METADATA").write_text("{}")
+    with pytest.raises(FileExistsError, match="cannot be read as a checkpoint"):
+        client.save({"w": np.zeros(3)}, looks, overwrite=True)
+    assert names_in(looks) == ["_CHECKPOINT_METADATA", "run"]
+    tree = {"w": jnp.ones(3), "in": {"b": jnp.ones(LARGE)}}
+    for number, kinds in enumerate(({}, {"use_ocdbt": False}, {"use_zarr3": True})):
+        theirs = tmp_path / f"theirs{number}"
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(**kinds)) as checkpointer:
+            checkpointer.save(theirs, args=ocp.args.PyTreeSave(tree))
+        client.save({"w": np.zeros(3)}, theirs, overwrite=True).wait()
+        assert list(client.restore(theirs)) == ["w"]
+
+
+def test_files_that_come_meanwhile_are_not_overwritten(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is there is looked at again when the new one is complete."""
+    one = tmp_path / "one"
+    client.save({"w": np.ones(3)}, one).wait()
+    during_a_save(monkeypatch, lambda *_: (one / "notes.txt").write_text("mine"))
+    with pytest.raises(FileExistsError, match=r"notes\.txt"):
+        client.save({"w": np.zeros(3)}, one, overwrite=True).wait()
+    np.testing.assert_array_equal(client.restore(one)["w"], np.ones(3))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no exchange of names in one step")
+def test_there_is_always_a_checkpoint_while_one_is_replaced(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that ends at any moment leaves one at the path."""
+    rename, one = os.rename, tmp_path / "one"
+
+    def rename_and_look(*args: Any, **kwargs: Any) -> None:
+        rename(*args, **kwargs)
+        assert one.exists()
+
+    client.save({"w": np.ones(3)}, one).wait()
+    monkeypatch.setattr(os, "rename", rename_and_look)
+    client.save({"w": np.zeros(3)}, one, overwrite=True).wait()
+    np.testing.assert_array_equal(client.restore(one)["w"], np.zeros(3))
+    assert names_in(tmp_path) == ["one"]
+
+
+def test_without_an_exchange_a_failure_puts_the_one_before_back(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the system has two renames only."""
+    rename, one = os.rename, tmp_path / "one"
+
+    def fail(source: Any, target: Any, **kwargs: Any) -> None:
+        if str(target) == str(one) and not str(source).endswith(".old"):
+            raise OSError(5, "Input/output error")
+        rename(source, target, **kwargs)
+
+    client.save({"w": np.ones(3)}, one).wait()
+    monkeypatch.setattr(checkpoints, "_renameat2", lambda *_: False)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", fail)
+        with pytest.raises(OSError, match="Input/output"):
+            client.save({"w": np.zeros(3)}, one, overwrite=True).wait()
+    assert names_in(tmp_path) == ["one"]
+    np.testing.assert_array_equal(client.restore(one)["w"], np.ones(3))
+    client.save({"w": np.zeros(3)}, one, overwrite=True).wait()
+    np.testing.assert_array_equal(client.restore(one)["w"], np.zeros(3))
+    assert names_in(tmp_path) == ["one"]
+
+
+def test_links_are_followed(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a link leads to is replaced, not the link; `..` is above that."""
+    disk, here = tmp_path / "disk" / "run", tmp_path / "here"
+    disk.mkdir(parents=True)
+    here.mkdir()
+    (here / "link").symlink_to(disk)
+    (here / "last").symlink_to(disk / "one")
+    monkeypatch.chdir(here)
+    for number in range(2):
+        client.save({"w": np.full(3, number)}, here / "last", overwrite=True).wait()
+        np.testing.assert_array_equal(client.restore(disk / "one")["w"], np.full(3, number))
+    client.save({"w": np.ones(3)}, "link/../two").wait()
+    assert (here / "last").is_symlink()
+    assert names_in(here) == ["last", "link"]
+    assert names_in(disk.parent) == ["run", "two"]
+    assert names_in(disk) == ["one"]
 
 
 def test_a_tree_that_is_another_one_is_refused(client: Client, tmp_path: Path) -> None:

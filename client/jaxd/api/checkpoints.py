@@ -126,7 +126,8 @@ def _path_for(caller: Caller, path: str | os.PathLike[str]) -> str:
     if not isinstance(text, str):
         raise ArgumentError("the path of a checkpoint is bytes. Give it as text.")
     is_here = caller.session.connection().address.startswith("unix:") and "://" not in text
-    return os.path.abspath(os.path.expanduser(text)) if is_here else text
+    # The server resolves `..`, as a link may come before it.
+    return os.path.join(os.getcwd(), os.path.expanduser(text)) if is_here else text
 
 
 def _read_names(text: Any, count: int) -> list[Name]:

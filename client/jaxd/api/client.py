@@ -303,7 +303,8 @@ def save(tree: Any, path: str | os.PathLike[str], *, overwrite: bool = False) ->
         tree: arrays and numbers, as for `put`.
         path: of a folder on the server's machine that does not exist; for a server of this machine
             it may be relative to the folder of this process.
-        overwrite: whether a checkpoint that is there is replaced, once the new one is complete.
+        overwrite: whether a checkpoint that is there is replaced, once the new one is complete; one
+            with files in its folder that orbax has not written never is.
 
     Returns:
         The checkpoint, for which one can `wait`.

@@ -6,9 +6,12 @@ They are written as dictionaries in dictionaries, which any program with orbax r
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import importlib
 import json
 import os
+import re
 import shutil
 import threading
 import time
@@ -16,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from typing import Any, Final, NamedTuple
+from weakref import WeakValueDictionary
 
 import jax
 import numpy as np
@@ -51,6 +55,26 @@ _ESCAPES: Final = (("%", "%25"), (".", "%2E"), ("/", "%2F"))
 """What orbax would take for a part of a path, in the names of arrays."""
 
 _SHOWN: Final = 5
+
+_TOKEN: Final = re.compile("[0-9a-f]{16}")
+"""As clients make them: what is called so beside a checkpoint belongs to a save."""
+
+_METADATA: Final = "_CHECKPOINT_METADATA"
+_MANIFEST: Final = "manifest.ocdbt"
+_OF_ORBAX: Final = re.compile(
+    r"_CHECKPOINT_METADATA|_METADATA|_sharding|_strings\.json|array_metadatas|checkpoint"
+    r"|commit_success\.txt|d|descriptor|manifest\.ocdbt|ocdbt\.process_\d+"
+)
+"""What orbax calls the files and folders of a checkpoint, beside those of single arrays."""
+
+_AT_FDCWD: Final = -100
+_NOREPLACE: Final = 1
+_EXCHANGE: Final = 2
+_NOT_HERE: Final = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+"""What renameat2 says where the system or the file system has no such flag."""
+
+_targets = WeakValueDictionary[str, threading.Lock]()
+_targets_lock = threading.Lock()  # guards it
 
 
 def check_permitted(options: ServerOptions, principal: str) -> None:
@@ -117,7 +141,7 @@ class CheckpointService:
 
     def _save(self, token: str, path: str, names: str, ids: bytes, overwrite: bool) -> Reply:
         """Begins a checkpoint, once; it is done already where memory has no room for copies."""
-        if not token.isalnum():
+        if not _TOKEN.fullmatch(token):
             raise ProtocolError("the token of a checkpoint is none.")  # it becomes part of a path
         if token not in self._saves:
             save: Future[None] = Future()
@@ -129,8 +153,16 @@ class CheckpointService:
                 raise
         save = self._saves[token]
         if save.done():
-            save.result()
+            self._raise_failure(token, save)
         return (OK, save.done()), ()
+
+    def _raise_failure(self, token: str, save: Future[None]) -> None:
+        """Waits, and raises what went wrong; that is forgotten then: it would hold this frame."""
+        try:
+            save.result()
+        except BaseException:
+            self._saves.pop(token, None)
+            raise
 
     def _begin(self, save: _Save, names: Sequence[Name], ids: bytes) -> None:
         values = [self._own.get(id_) for id_ in unpack_ids(ids)]
@@ -167,7 +199,7 @@ class CheckpointService:
         """Returns when a checkpoint is complete."""
         save = self._saves.get(token)
         if save is not None:
-            save.result()
+            self._raise_failure(token, save)
         elif _token_in(_target(path)) != token:
             raise WorkerLost(
                 f"the worker ended before the checkpoint {path} was complete: there is none, or "
@@ -224,8 +256,8 @@ class _Save(NamedTuple):
             try:
                 self._write(tree)
             except BaseException as error:  # noqa: BLE001  raised for whoever waits for it
-                self.outcome.set_exception(error)
                 log_event("checkpoint_failed", path=self.path, reason=repr(error))
+                self.outcome.set_exception(_stripped(error))
             else:
                 self.outcome.set_result(None)
                 seconds = round(time.monotonic() - began, 3)
@@ -233,19 +265,33 @@ class _Save(NamedTuple):
 
     def _write(self, tree: _Tree) -> None:
         ocp = _orbax()
-        is_over = os.path.lexists(self.path)
-        place = f"{self.path}.{self.token}" if is_over else self.path
-        with ocp.Checkpointer(_handler(ocp, tree.largest)) as checkpointer:
-            checkpointer.save(
-                place,
-                args=ocp.args.PyTreeSave(tree.arrays),
-                custom_metadata={_OWN: {**tree.kinds, "token": self.token}},
-            )
-        if is_over:  # the one before is complete until this one is
-            old = f"{place}.old"
-            os.rename(self.path, old)
-            os.rename(place, self.path)
-            shutil.rmtree(old, ignore_errors=True)
+        place = f"{self.path}.{self.token}"
+        with _lock_of(self.path):
+            if _exists(self):
+                return
+            _remove(place)  # a worker that ended may have left it
+            try:
+                with ocp.Checkpointer(_handler(ocp, tree.largest)) as checkpointer:
+                    checkpointer.save(
+                        place,
+                        args=ocp.args.PyTreeSave(tree.arrays),
+                        custom_metadata={_OWN: {**tree.kinds, "token": self.token}},
+                    )
+                self._move(place)
+            finally:
+                _remove(place)
+
+    def _move(self, place: str) -> None:
+        """To its path in one step; what was there is at `place` then.
+
+        Raises:
+            FileExistsError: when there is something by now that it may not replace.
+        """
+        try:
+            _rename_new(place, self.path)
+        except FileExistsError:
+            _exists(self)
+            _exchange(place, self.path)
 
 
 class _Tree(NamedTuple):
@@ -442,7 +488,7 @@ def _target(path: str) -> str:
         raise ConfigurationError(
             f"{path!r} is no place for a checkpoint: give an absolute path on the server's machine."
         )
-    return os.path.normpath(os.path.expanduser(path))
+    return os.path.realpath(os.path.expanduser(path))
 
 
 def _exists(save: _Save) -> bool:
@@ -460,9 +506,35 @@ def _exists(save: _Save) -> bool:
             f"{save.path} exists on the server's machine. Save to another path, or with "
             "overwrite=True."
         )
-    if not os.path.isfile(f"{save.path}/_CHECKPOINT_METADATA"):
+    if not os.path.isfile(f"{save.path}/{_METADATA}"):
         raise FileExistsError(f"{save.path} is no checkpoint, and is not overwritten. Remove it.")
+    foreign = _foreign(save.path)
+    if foreign:
+        raise FileExistsError(
+            f"{save.path} has files in it that orbax has not written ({', '.join(foreign)}), and "
+            "is not overwritten. Move them elsewhere, or save to another path."
+        )
     return False
+
+
+def _foreign(target: str) -> list[str]:
+    """The first things in a checkpoint that are no part of it.
+
+    Raises:
+        FileExistsError: when it cannot be read as a checkpoint.
+    """
+    try:
+        tree = _Stored.read(target).tree
+    except Exception as error:
+        raise FileExistsError(
+            f"{target} cannot be read as a checkpoint ({type(error).__name__}), and is not "
+            "overwritten. Remove it, or save to another path."
+        ) from error
+    entries = set(os.listdir(target))
+    if _MANIFEST not in entries:  # each array has a folder of its own
+        paths = (path for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0])
+        entries.difference_update(".".join(_parts(path)) for path in paths)
+    return sorted(entry for entry in entries if not _OF_ORBAX.fullmatch(entry))[:_SHOWN]
 
 
 def _token_in(target: str) -> str | None:
@@ -511,10 +583,13 @@ def _escaped(part: str) -> str:
 
 def _name_of(path: Sequence[Any]) -> Name:
     """The name of what jax finds at a path of dictionaries and sequences."""
-    parts = (
+    return tuple(map(_unescaped, _parts(path)))
+
+
+def _parts(path: Sequence[Any]) -> Name:
+    return tuple(
         str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path
     )
-    return tuple(map(_unescaped, parts))
 
 
 def _unescaped(part: str) -> str:
@@ -525,6 +600,73 @@ def _unescaped(part: str) -> str:
 
 def _dtype(name: str) -> np.dtype[Any]:
     return np.dtype(jax.numpy.dtype(name))
+
+
+# files and failures ------------------------------------------------------------------------------
+
+
+def _lock_of(target: str) -> threading.Lock:
+    """Held by whoever writes a checkpoint there, in this process."""
+    with _targets_lock:
+        return _targets.setdefault(target, threading.Lock())
+
+
+def _remove(place: str) -> None:
+    """Removes what a save has there, complete or not."""
+    folder, name = os.path.split(place)
+    own = re.compile(rf"{re.escape(name)}(\.orbax-checkpoint-tmp.*)?", re.DOTALL)
+    with suppress(OSError):  # why it could not be written is what matters
+        for entry in filter(own.fullmatch, os.listdir(folder)):
+            shutil.rmtree(os.path.join(folder, entry), ignore_errors=True)
+
+
+def _rename_new(place: str, path: str) -> None:
+    """Renames a folder.
+
+    Raises:
+        FileExistsError: when there is something at the path.
+    """
+    if _renameat2(place, path, _NOREPLACE):
+        return
+    if os.path.lexists(path):
+        raise FileExistsError(errno.EEXIST, "File exists", path)
+    os.rename(place, path)
+
+
+def _exchange(place: str, path: str) -> None:
+    """Gives each of two folders the name of the other one, in one step where the system can."""
+    if _renameat2(place, path, _EXCHANGE):
+        return
+    old = f"{place}.old"
+    os.rename(path, old)
+    try:
+        os.rename(place, path)
+    except OSError:
+        os.rename(old, path)
+        raise
+    os.rename(old, place)
+
+
+def _renameat2(source: str, target: str, flag: int) -> bool:
+    """Renames on Linux; returns False where that flag is unknown."""
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except AttributeError:  # another system
+        return False
+    if not rename(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), flag):
+        return True
+    error = ctypes.get_errno()
+    if error in _NOT_HERE:
+        return False
+    raise OSError(error, os.strerror(error), target)
+
+
+def _stripped(error: BaseException) -> BaseException:
+    """The error without the frames that it went through, which hold the arrays."""
+    for each in getattr(error, "exceptions", ()):
+        _stripped(each)
+    error.__cause__ = error.__context__ = error.__traceback__ = None
+    return error
 
 
 # orbax -------------------------------------------------------------------------------------------
