@@ -42,7 +42,7 @@ from jaxd_server.execution.call import Reply
 from jaxd_server.jax_compat.placement import placed
 from jaxd_server.rpc.services.values import skeleton_of, spec_of
 from jaxd_server.runtime.logs import log_event
-from jaxd_server.runtime.system_memory import host_spare
+from jaxd_server.runtime.system_memory import host_spare, release_memory
 from jaxd_server.values.references import ReferencedData, copy_of
 from jaxd_server.values.value import Value
 
@@ -66,6 +66,11 @@ _OF_ORBAX: Final = re.compile(
     r"|commit_success\.txt|d|descriptor|manifest\.ocdbt|ocdbt\.process_\d+"
 )
 """What orbax calls the files and folders of a checkpoint, beside those of single arrays."""
+
+_ATTEMPTS: Final = 50
+_ABSENT: Final = 5
+_PAUSE_S: Final = 0.1
+"""Between attempts to remove what a failed save has written, until there was nothing so often."""
 
 _AT_FDCWD: Final = -100
 _NOREPLACE: Final = 1
@@ -278,8 +283,12 @@ class _Save(NamedTuple):
                         custom_metadata={_OWN: {**tree.kinds, "token": self.token}},
                     )
                 self._move(place)
-            finally:
-                _remove(place)
+            except BaseException as error:
+                _stripped(error)
+                release_memory()  # orbax has circles, and its writes go on while these are there
+                _remove_failed(place)
+                raise
+            _remove(place)
 
     def _move(self, place: str) -> None:
         """To its path in one step; what was there is at `place` then.
@@ -611,13 +620,26 @@ def _lock_of(target: str) -> threading.Lock:
         return _targets.setdefault(target, threading.Lock())
 
 
-def _remove(place: str) -> None:
-    """Removes what a save has there, complete or not."""
+def _remove(place: str) -> bool:
+    """Removes what a save has there, complete or not; whether there was anything."""
     folder, name = os.path.split(place)
     own = re.compile(rf"{re.escape(name)}(\.orbax-checkpoint-tmp.*)?", re.DOTALL)
+    found: list[str] = []
     with suppress(OSError):  # why it could not be written is what matters
-        for entry in filter(own.fullmatch, os.listdir(folder)):
-            shutil.rmtree(os.path.join(folder, entry), ignore_errors=True)
+        found += filter(own.fullmatch, os.listdir(folder))
+    for entry in found:
+        shutil.rmtree(os.path.join(folder, entry), ignore_errors=True)
+    return bool(found)
+
+
+def _remove_failed(place: str) -> None:
+    """Removes it until it stays away: threads of orbax end what they have begun to write."""
+    absent = 0
+    for _ in range(_ATTEMPTS):
+        absent = 0 if _remove(place) else absent + 1
+        if absent > _ABSENT:
+            return
+        time.sleep(_PAUSE_S)
 
 
 def _rename_new(place: str, path: str) -> None:
