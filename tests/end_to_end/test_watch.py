@@ -90,20 +90,10 @@ def test_a_call_is_seen_while_it_is_built_and_gone_afterwards(
         assert builds[-1].verdict == "building"
         assert builds[-1].queued > 1e9
     assert float(call.result()) == 2.0
+    key = builds[-1].key
     view = until(seen, lambda view: name not in view.calls)
-    view = until(
-        seen,
-        lambda view: any(
-            "stopping" in one.name and one.programs and one.last_use > began
-            for one in view.functions.values()
-        ),
-    )
+    view = until(seen, lambda view: key in view.functions and view.functions[key].programs > 0)
     assert seen.changed
-    (key,) = (
-        key
-        for key, one in view.functions.items()
-        if "stopping" in one.name and one.programs and one.last_use > began
-    )
     assert [one.arguments for one in view.programs.values() if one.function == key] == ["x: float"]
     view = until(
         seen,
