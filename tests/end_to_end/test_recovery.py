@@ -99,8 +99,14 @@ def assert_equal(found: list[Any], expected: list[Any]) -> None:
         np.testing.assert_array_equal(one, other)
 
 
+DONATING: Final = {"donate_argnums": 0}
+
+
 @pytest.mark.parametrize("made", ["no_snapshots", "many_snapshots"])
-@pytest.mark.parametrize("options", [{}, {"donate_argnums": 0}], ids=["kept", "donated"])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param({}, id="kept", marks=pytest.mark.slow), pytest.param(DONATING, id="donated")],
+)
 def test_a_loop_goes_on(
     start_live: Callable[..., LiveServer],
     request: pytest.FixtureRequest,

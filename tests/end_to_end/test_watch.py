@@ -311,6 +311,7 @@ def _has_reached(sequence: int, view: ServerView) -> bool:
     return view.sequence >= sequence
 
 
+@pytest.mark.slow
 def test_a_watcher_has_what_the_command_shows_while_all_is_used(one: LiveServer) -> None:
     """Clients, builds and a killed worker: at the same sequence both views are the same."""
     path = control_path(Address.parse(one.unix))

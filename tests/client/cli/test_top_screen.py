@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 Steps = Callable[["Pilot[None]", Top, RecordedWatch], Awaitable[None]]
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _clock(monkeypatch: pytest.MonkeyPatch) -> None:

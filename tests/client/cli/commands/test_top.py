@@ -32,7 +32,7 @@ OpenTerminal = Callable[..., "Terminal"]
 
 X = np.linspace(0, 1, 4, dtype=np.float32)
 
-pytestmark = pytest.mark.own_server
+pytestmark = [pytest.mark.own_server, pytest.mark.slow]
 
 
 # without a terminal -------------------------------------------------------------------------------

@@ -23,6 +23,8 @@ from tests.client.cli.dashboard.running import (
 
 PAGES = ("overview", "functions", "calls", "memory", "builds", "errors", f"functions/{views.KEY}")
 LEAST = {"overview": 60, "functions": 15, "calls": 15, "memory": 15, "builds": 20, "errors": 15}
+pytestmark = pytest.mark.slow
+
 STATIC = ROOT / "client" / "jaxd" / "cli" / "dashboard" / "static"
 
 
