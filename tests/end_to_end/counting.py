@@ -43,5 +43,9 @@ def records(directory: Path, kind: str = "*", target: str = "*") -> list[Path]:
 
 
 def warnings_of(server: LiveServer) -> list[Any]:
-    """What the log holds that somebody should look at, by event."""
-    return [line["event"] for line in server.lines if line.get("level") in ("warning", "error")]
+    """What the log holds that somebody should look at, but for workers that a test has killed."""
+    return [
+        line["event"]
+        for line in server.lines
+        if line.get("level") in ("warning", "error") and line["event"] != "worker_lost"
+    ]
