@@ -110,10 +110,17 @@ def _is_installed(args: tuple[Any, ...], frame: FrameType) -> bool:
     return frame.f_code.co_filename.endswith("jaxd_protocol/packages/distributions.py")
 
 
+def _is_own_memory(args: tuple[Any, ...], frame: FrameType) -> bool:
+    """What a server shows of itself has how much memory its process takes."""
+    return args[:2] == (f"/proc/{os.getpid()}/statm", "r")
+
+
 _Rule = Callable[[tuple[Any, ...], FrameType], bool]
 
 _OF_ANY: Final[Mapping[str, _Rule]] = {
-    "open": lambda args, frame: _is_shown(args, frame) or _is_installed(args, frame),
+    "open": lambda args, frame: any(
+        rule(args, frame) for rule in (_is_shown, _is_installed, _is_own_memory)
+    ),
     "compile": _is_shown,
     "os.listdir": _is_installed,
     "os.scandir": _is_installed,
@@ -121,7 +128,8 @@ _OF_ANY: Final[Mapping[str, _Rule]] = {
 
 _OF_CODE: Final[Mapping[str, _Rule]] = {
     event: lambda args, frame: any(
-        rule(args, frame) for rule in (_is_code, _is_shown, _is_source, _is_installed)
+        rule(args, frame)
+        for rule in (_is_code, _is_own_memory, _is_shown, _is_source, _is_installed)
     )
     for event in (
         *("import", "exec", "compile", "open", "code.__new__", "function.__new__"),
