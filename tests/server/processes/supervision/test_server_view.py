@@ -311,13 +311,13 @@ def test_a_worker_changes_no_events_and_builds_but_its_own() -> None:
     """Those of the host and of other workers stay as they are."""
     worker = FakeWorker(says(1, events={"1.1": {"name": "built", "at": 9e9}}))
     views = views_of(worker)
-    views.journal.put("events", "0.5", row_dict(EventRow(9e9, "worker_exited", "error")))
+    views.journal.put("events", "0.0", row_dict(EventRow(9e9, "worker_exited", "error")))
     views.journal.put("builds", "2.5", row_dict(BuildRow("f", verdict="compile")))
-    lie: dict[str, Any] = {"events": {"0.5": {"name": "built"}}, "builds": {"2.5": {}}}
-    worker.says += [says(2, **lie), says(3, events={"0.5": None}, builds={"2.5": None})]
+    lie: dict[str, Any] = {"events": {"0.0": {"name": "built"}}, "builds": {"2.5": {}}}
+    worker.says += [says(2, **lie), says(3, events={"0.0": None}, builds={"2.5": None})]
     for _ in range(3):
         view = shown(views)
-        assert view.events["0.5"].name == "worker_exited"
+        assert view.events["0.0"].name == "worker_exited"
         assert view.events["1.1"].name == "built"
         assert view.builds["2.5"].verdict == "compile"
 
