@@ -14,13 +14,16 @@ from jaxd.connection.control_client import ControlStream, open_stream, send_requ
 from jaxd.connection.settings import Settings
 from jaxd.dispatch.caller import Caller
 from jaxd_protocol.errors import Busy, ConfigurationError, ConnectionLost, NoServer, ProtocolError
-from jaxd_protocol.messages.server_view import MAX_NUMBER, MAX_ROWS, TABLES, ServerView
+from jaxd_protocol.messages.server_view import (
+    LEAST_S,
+    MAX_NUMBER,
+    MAX_ROWS,
+    MOST_S,
+    TABLES,
+    ServerView,
+)
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import LocalServerFiles, control_path, has_listener
-
-LEAST_S: Final = 0.1
-MOST_S: Final = 60.0
-"""How often a server says what has changed, at most and at least."""
 
 _AWAY: Final = (NoServer, ConnectionLost, Busy)
 _TABLES: Final = frozenset({"counters", *TABLES})

@@ -7,16 +7,12 @@ import tempfile
 import threading
 import time
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import jax
 
 from jaxd_protocol.errors import Busy, ConfigurationError
-
-CLOCK_MARK: Final = "jaxd clock "
-"""So begins the name of an event whose rest is what `time.monotonic_ns` said at its start."""
-
-_MAX_S: Final = 600
+from jaxd_protocol.messages.calls import CLOCK_MARK, MAX_PROFILE_S
 
 
 class ProfileFile(NamedTuple):
@@ -61,7 +57,7 @@ class Profiler:
             self._is_running = True
             with jax.profiler.TraceAnnotation(f"{CLOCK_MARK}{time.monotonic_ns()}"):
                 pass
-            timer = self._timer = threading.Timer(min(max(seconds, 1), _MAX_S), self._end)
+            timer = self._timer = threading.Timer(min(max(seconds, 1), MAX_PROFILE_S), self._end)
             timer.daemon = True
             timer.start()
 

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 from jaxd_protocol.messages.server_view import EventRow, read_row, row_dict
 from jaxd_server.runtime.log_events import EVENTS
 from jaxd_server.runtime.logs import LoggedEvent
+from jaxd_server.runtime.system_memory import resident_bytes
 
 Place = tuple[str, str]
 """A table, and the name of a row in it; the second is empty for the row of the server."""
@@ -27,6 +28,10 @@ Sees = Callable[[str, str, Any], bool]
 ROWS_AT_ONCE: Final = 400
 """To write so many as JSON takes a millisecond or two."""
 
+HEARTBEAT_S: Final = 10.0
+"""That a worker has answered is news only so often."""
+
+_MEMORY_STEP: Final = 1 << 20
 _MAX_REMOVED: Final = 20_000
 
 
@@ -196,3 +201,8 @@ def event_row(event: LoggedEvent) -> dict[str, Any]:
     level, at = EVENTS[event.name].level, round(event.at, 3)
     row = EventRow(at, event.name, level, **named, text=event.text)
     return row_dict(read_row(EventRow(), row_dict(row)))  # texts may be of functions
+
+
+def resident_steps(pid: int) -> int:
+    """The resident bytes of a process in whole MiB: less is no news."""
+    return resident_bytes(pid) // _MEMORY_STEP * _MEMORY_STEP

@@ -140,6 +140,12 @@ def set_origin(error: BaseException, origin: FailureOrigin) -> None:
     vars(error)[ORIGIN] = origin
 
 
+CLOCK_MARK: Final = "jaxd clock "
+"""So begins an event of XLA's profile whose name ends in `time.monotonic_ns` of its start."""
+
+MAX_PROFILE_S: Final = 600
+"""A profile ends by itself after so many seconds."""
+
 MAY_REPEAT: Final = 1
 """Flag of a call: it is idempotent."""
 

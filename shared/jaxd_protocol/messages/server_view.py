@@ -14,6 +14,13 @@ from typing import Any, Final, Self
 from jaxd_protocol.base.terminal import printable
 from jaxd_protocol.errors import ProtocolError
 
+LEAST_S: Final = 0.1
+MOST_S: Final = 60.0
+"""How often whoever watches is told what has changed, at most and at least."""
+
+MAX_LARGEST: Final = 8
+"""Arrays of one holder that are shown by themselves."""
+
 LATENCY_BOUNDS_S: Final = tuple(1e-5 * 2**step for step in range(24))
 """Upper bounds of the classes of a latency histogram; one more class has what took longer."""
 

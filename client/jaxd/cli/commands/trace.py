@@ -27,13 +27,12 @@ from jaxd.connection.settings import Settings
 from jaxd.dispatch.caller import Caller
 from jaxd_protocol import __version__
 from jaxd_protocol.errors import ConfigurationError, JaxdError, NoServer, ProtocolError
+from jaxd_protocol.messages.calls import CLOCK_MARK, MAX_PROFILE_S
 
 SUMMARY = "run a program; write a trace of it and of its server, for Perfetto"
 EXAMPLE = "jaxd trace -o trace.json -- python train.py"
 
-_CLOCK_MARK: Final = "jaxd clock "
 _XLA_S: Final = 60
-_MAX_XLA_S: Final = 600
 _CALLS_ROW: Final = "calls of process "
 
 
@@ -59,7 +58,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const=_XLA_S,
         help="with XLA's own profile of the server, for so many seconds at most (default: "
-        f"{_XLA_S}, at most {_MAX_XLA_S}); only for the user who runs the server",
+        f"{_XLA_S}, at most {MAX_PROFILE_S}); only for the user who runs the server",
     )
     add_server_option(parser)
 
@@ -446,10 +445,10 @@ def _xla_events(data: bytes) -> list[dict[str, Any]]:
     try:
         found = json.loads(_unpacked(data), parse_float=_finite, parse_constant=_finite)
         events = [_xla_event(each) for each in found["traceEvents"] if each.get("ph")]
-        marks = [e for e in events if e["name"].startswith(_CLOCK_MARK)]
+        marks = [e for e in events if e["name"].startswith(CLOCK_MARK)]
         if not marks:
             raise ValueError("it does not say when it began.")
-        shift = int(marks[0]["name"].removeprefix(_CLOCK_MARK)) / 1000 - marks[0]["ts"]
+        shift = int(marks[0]["name"].removeprefix(CLOCK_MARK)) / 1000 - marks[0]["ts"]
     except (LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise ValueError(f"it cannot be read ({type(error).__name__}: {error})") from error
     return [{**e, "ts": e["ts"] + shift} if "ts" in e else e for e in events]
@@ -532,7 +531,7 @@ class Profile:
             metavar="N",
             type=positive_int,
             default=10,
-            help=f"for how long, {_MAX_XLA_S} at most; Ctrl-C ends it earlier (default: 10)",
+            help=f"for how long, {MAX_PROFILE_S} at most; Ctrl-C ends it earlier (default: 10)",
         )
         parser.add_argument(
             *("-o", "--output"),
@@ -556,7 +555,7 @@ class Profile:
             Busy: when it makes another profile.
             ConfigurationError: when the files cannot be written.
         """
-        seconds = min(arguments.seconds, _MAX_XLA_S)
+        seconds = min(arguments.seconds, MAX_PROFILE_S)
         with Client(running_server(Caller(Settings.resolve(server=arguments.server)))) as client:
             client.caller.session.request("profile", ("start", seconds + 1))
             with suppress(KeyboardInterrupt):

@@ -19,8 +19,11 @@ from typing import Any, Final
 
 from jaxd_protocol.base.terminal import printable
 from jaxd_protocol.messages.server_view import (
+    LEAST_S,
+    MAX_LARGEST,
     MAX_NUMBER,
     MAX_ROWS,
+    MOST_S,
     TABLES,
     CallRow,
     ServerRow,
@@ -33,13 +36,17 @@ from jaxd_server.processes.supervision.supervisor import Supervisor
 from jaxd_server.processes.supervision.untrusted_report import is_number
 from jaxd_server.processes.supervision.worker_process import ANSWER_TIMEOUT_S, WorkerProcess
 from jaxd_server.runtime.logs import MAX_EVENTS, log_event, recent_events
-from jaxd_server.runtime.system_memory import resident_bytes
-from jaxd_server.runtime.view_journal import ROWS_AT_ONCE, Journal, News, event_row
+from jaxd_server.runtime.view_journal import (
+    HEARTBEAT_S,
+    ROWS_AT_ONCE,
+    Journal,
+    News,
+    Place,
+    event_row,
+    resident_steps,
+)
 
-LEAST_S: Final = 0.1
-MOST_S: Final = 60.0
 _USUAL_S: Final = 0.5
-_HEARTBEAT_S: Final = 10.0
 _MAX_BUILDS: Final = 200
 _MAX_BYTES: Final = 32 << 20
 """Of the rows of one worker."""
@@ -52,7 +59,6 @@ _MAX_TABLE: Final = MAX_ROWS - 1000
 
 _ROW_BYTES: Final = 500
 _ITEM_BYTES: Final = 60
-_MAX_LARGEST: Final = 8
 _MAX_OF_PIECE: Final = 2 * ROWS_AT_ONCE
 _MAX_PIECES: Final = 100
 _MAX_READ_BYTES: Final = 16 << 20
@@ -69,8 +75,6 @@ _READ_S: Final = 1.0
 _CATCH_UP_S: Final = 2.0
 """Whoever asks the host gives up after five seconds, and the host has more to answer."""
 
-_MEMORY_STEP: Final = 1 << 20
-
 _OF_WORKERS: Final = frozenset(TABLES) - {"workers"}
 _OUTLIVING: Final = frozenset({"builds", "events"})
 """The tables whose rows stay when the worker that has made them has ended; the host has rows there
@@ -78,7 +82,6 @@ as well, and so has each worker: the name of a row begins with the number of its
 
 _OF_LARGEST: Final = frozenset({"largest", "largest_nbytes"})
 
-Place = tuple[str, str]
 Supervised = tuple[str, Supervisor]
 """A principal, empty where all share a worker, and who keeps its worker."""
 
@@ -198,7 +201,7 @@ class WorkerRows:
             if self.principal and "principal" in row:
                 row["principal"] = self.principal
             for field_name in _OF_LARGEST & row.keys():
-                row[field_name] = row[field_name][:_MAX_LARGEST]
+                row[field_name] = row[field_name][:MAX_LARGEST]
             self._hold(place, row)
         return None
 
@@ -428,13 +431,13 @@ class ServerViews:
             worker.principal or "",
             round(answered, 3),
             max(0, worker.epoch - 1),
-            resident_bytes(worker.pid) // _MEMORY_STEP * _MEMORY_STEP if is_there else 0,
+            resident_steps(worker.pid) if is_there else 0,
             _line(one.broken),
         )
         found = row_dict(row)
         if known is not None and state == "ready":
             before = {**found, "answered": known["answered"]}
-            if known == before and answered - known["answered"] < _HEARTBEAT_S:
+            if known == before and answered - known["answered"] < HEARTBEAT_S:
                 return before
         return found
 

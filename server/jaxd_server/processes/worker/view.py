@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from jaxd_protocol import __version__
 from jaxd_protocol.messages.server_view import (
+    MAX_LARGEST,
     BuilderRow,
     BuildRow,
     CallRow,
@@ -38,8 +39,14 @@ from jaxd_server.rpc.services.inventory import ProgramRows, arguments_text
 from jaxd_server.rpc.sessions import Session, Sessions
 from jaxd_server.rpc.worker_context import WorkerContext
 from jaxd_server.runtime.logs import MAX_EVENTS, recent_events
-from jaxd_server.runtime.system_memory import resident_bytes
-from jaxd_server.runtime.view_journal import ROWS_AT_ONCE, Journal, News, event_row
+from jaxd_server.runtime.view_journal import (
+    HEARTBEAT_S,
+    ROWS_AT_ONCE,
+    Journal,
+    News,
+    event_row,
+    resident_steps,
+)
 from jaxd_server.values.value import SessionValues
 
 LEAST_AGE_S: Final = 0.05
@@ -47,9 +54,6 @@ LEAST_AGE_S: Final = 0.05
 
 _SAME_S: Final = 0.1
 _MAX_LOOKED_AT: Final = 2000
-_LARGEST: Final = 8
-_MEMORY_STEP: Final = 1 << 20
-_HEARTBEAT_S: Final = 10.0
 
 _OWN_EVENTS: Final = frozenset({"built", "call_failed"})
 """Of the log, what a principal that is not the owner may see, where it is about itself."""
@@ -203,15 +207,14 @@ class WorkerView:
             listen[0], __version__, os.getppid(), self._started, listen, "", 0, platform
         )
         self.journal.put("server", "", row_dict(server))
-        resident = resident_bytes(os.getpid()) // _MEMORY_STEP * _MEMORY_STEP
         worker = WorkerRow(
             self.epoch,
             os.getpid(),
             "draining" if self.pipeline.admission.draining else "ready",
             self.principal,
-            time.time() // _HEARTBEAT_S * _HEARTBEAT_S,
+            time.time() // HEARTBEAT_S * HEARTBEAT_S,
             max(0, self.epoch - 1),
-            resident,
+            resident_steps(os.getpid()),
         )
         self.journal.put("workers", str(self.epoch), row_dict(worker))
 
@@ -395,7 +398,7 @@ def _values_row(
     principal: str, holder: str, kind: str, held: Iterable[tuple[Any, int]]
 ) -> dict[str, Any]:
     held = sorted(held, key=lambda each: -each[1])
-    largest = held[:_LARGEST]
+    largest = held[:MAX_LARGEST]
     shapes = tuple(f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]" for leaf, _ in largest)
     sizes = tuple(nbytes for _, nbytes in largest)
     total = sum(nbytes for _, nbytes in held)
