@@ -15,6 +15,7 @@ from jaxd.api.function import PersistentFunction
 from jaxd.api.method import PersistentMethod
 from jaxd.cli.query import ServerReport, add_query_options, ask_server, positive_int, print_report
 from jaxd_protocol.errors import ConfigurationError
+from jaxd_protocol.jax_objects.names import kind_of
 
 SUMMARY = "show whether a function is compiled, what was last, and why"
 EXAMPLE = "jaxd why train:train_step; jaxd why --recent 5 --json"
@@ -125,7 +126,7 @@ def _as_persistent(found: Any, target: str) -> PersistentFunction[..., Any]:
         raise ConfigurationError(
             f"{target} is a {type(found).__name__} and no function. Name a function."
         )
-    if type(found).__module__.partition(".")[0] == "jaxlib":  # what `jax.jit` returns
+    if kind_of(found) == "jit":
         raise ConfigurationError(
             f"{target} is made by jax.jit, and `jaxd run` serves it with options of its own. Ask "
             "what was compiled last, and why: jaxd why --recent"
