@@ -15,6 +15,7 @@ from jaxd.interop.remote_array import RemoteArray
 from jaxd.remote_values.lineage import RestoredLineage
 from jaxd.results.reader import specs_in
 from jaxd_protocol.errors import ArgumentError, ProtocolError
+from jaxd_protocol.jax_objects.structures import nested, path_names
 from jaxd_protocol.messages.data_locations import first_value_id, new_call_number, pack_ids
 from jaxd_protocol.packages.installed import warn_user
 
@@ -115,7 +116,9 @@ def restore(caller: Caller, path: str | os.PathLike[str], like: Any = None) -> A
         if wanted is not None:
             rest = iter(arrays)
             return map_leaves(lambda _: next(rest), like)
-        return _nested(_read_names(value[2], len(arrays)), arrays)
+        names = _read_names(value[2], len(arrays))
+        tree = nested(zip(names, arrays, strict=True))
+        return tree[_ONLY[0]] if names == [_ONLY] else tree
 
     return retry_in_new_session(caller, ask)
 
@@ -137,16 +140,6 @@ def _read_names(text: Any, count: int) -> list[Name]:
     return [tuple(map(str, name)) for name in names]
 
 
-def _nested(names: list[Name], arrays: list[RemoteArray]) -> Any:
-    tree: dict[str, Any] = {}
-    for (*above, last), array in zip(names, arrays, strict=True):
-        place = tree
-        for part in above:
-            place = place.setdefault(part, {})
-        place[last] = array
-    return tree[_ONLY[0]] if names == [_ONLY] else tree
-
-
 def _named_leaves(tree: Any) -> Iterator[tuple[Name, Any]]:
     """The leaves, in the order of `map_leaves`, each with its name."""
     jax = loaded_jax()
@@ -154,15 +147,7 @@ def _named_leaves(tree: Any) -> Iterator[tuple[Name, Any]]:
         yield from ((name or _ONLY, leaf) for name, leaf in _walked(tree, ()))
         return
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        yield tuple(map(_part, path)) or _ONLY, leaf
-
-
-def _part(key: Any) -> str:
-    """What jax says of one step into a tree."""
-    for attribute in ("key", "idx", "name"):
-        if hasattr(key, attribute):
-            return str(getattr(key, attribute))
-    return str(key)
+        yield path_names(path) or _ONLY, leaf
 
 
 def _walked(tree: Any, name: Name) -> Iterator[tuple[Name, Any]]:

@@ -1,4 +1,4 @@
-"""Structures of trees: their nodes, and how one is made of these again.
+"""Structures of trees: their nodes, how one is made of these again, and what leads to a leaf.
 
 Private to jax: `jax._src.tree_util._registry`, and the state that a `PyTreeDef` is pickled by, a
 registry and a list of nodes, each behind its children: kind, children, aux data, class, leaves
@@ -8,6 +8,7 @@ below and nodes up to here.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jaxd_protocol.errors import ArgumentError
@@ -68,3 +69,21 @@ def _kind_of_registered() -> Any:
 
     one: Any = jax.tree.structure(jax.tree_util.Partial(len))
     return one.__getstate__()[1][-1][0]
+
+
+def path_names(path: Iterable[Any]) -> tuple[str, ...]:
+    """Keys, numbers and names of attributes on a path as `tree_flatten_with_path` gives it."""
+    return tuple(
+        str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path
+    )
+
+
+def nested(leaves: Iterable[tuple[Sequence[str], Any]]) -> dict[str, Any]:
+    """Dictionaries in dictionaries, with each leaf under its names, of which it has one or more."""
+    tree: dict[str, Any] = {}
+    for (*above, last), leaf in leaves:
+        place = tree
+        for name in above:
+            place = place.setdefault(name, {})
+        place[last] = leaf
+    return tree

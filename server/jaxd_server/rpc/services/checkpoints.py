@@ -33,6 +33,7 @@ from jaxd_protocol.errors import (
     WorkerLost,
 )
 from jaxd_protocol.jax_objects.arrays import key_array, key_data, weak_array
+from jaxd_protocol.jax_objects.structures import nested, path_names
 from jaxd_protocol.messages.calls import OK
 from jaxd_protocol.messages.data_locations import first_value_id, unpack_ids
 from jaxd_protocol.network.accounts import UNNAMED
@@ -346,7 +347,8 @@ class _Tree(NamedTuple):
         if not full:
             raise ValueError("there is nothing to save: all arrays are empty.")
         sizes = [value.nbytes for _, value in found]
-        return cls(_nested(full), kinds, sum(sizes), max(sizes))
+        escaped = ((tuple(map(_escaped, name)), array) for name, array in full.items())
+        return cls(nested(escaped), kinds, sum(sizes), max(sizes))
 
 
 class _Wanted(NamedTuple):
@@ -542,7 +544,7 @@ def _foreign(target: str) -> list[str]:
     entries = set(os.listdir(target))
     if _MANIFEST not in entries:  # each array has a folder of its own
         paths = (path for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0])
-        entries.difference_update(".".join(_parts(path)) for path in paths)
+        entries.difference_update(".".join(path_names(path)) for path in paths)
     return sorted(entry for entry in entries if not _OF_ORBAX.fullmatch(entry))[:_SHOWN]
 
 
@@ -573,17 +575,6 @@ def _wanted(text: str) -> list[_Wanted] | None:
     ]
 
 
-def _nested(flat: Mapping[Name, Any]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for name, leaf in flat.items():
-        *above, last = map(_escaped, name)
-        place = tree
-        for part in above:
-            place = place.setdefault(part, {})
-        place[last] = leaf
-    return tree
-
-
 def _escaped(part: str) -> str:
     for character, code in _ESCAPES:
         part = part.replace(character, code)
@@ -592,13 +583,7 @@ def _escaped(part: str) -> str:
 
 def _name_of(path: Sequence[Any]) -> Name:
     """The name of what jax finds at a path of dictionaries and sequences."""
-    return tuple(map(_unescaped, _parts(path)))
-
-
-def _parts(path: Sequence[Any]) -> Name:
-    return tuple(
-        str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path
-    )
+    return tuple(map(_unescaped, path_names(path)))
 
 
 def _unescaped(part: str) -> str:
