@@ -318,10 +318,10 @@ class FunctionSnapshot:
         Raises:
             PackingError: when something that it reaches cannot travel.
         """
-        from jaxd_protocol.pickling.pack.functions import pack_function
-
         with self._packing:
             if self._packed is None:
+                from jaxd_protocol.pickling.pack.functions import pack_function
+
                 what = f"function {self.name!r}"
                 with self.pickling_context():
                     self._packed = pack_function(self.function, what, self._walk_result.reach)
