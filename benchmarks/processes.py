@@ -6,7 +6,8 @@ import json
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,15 @@ class Driver:
     def figure(self, what: str, calls: int) -> float:
         """The same in whatever unit it has."""
         return float(self.service.ask({"measure": what, "calls": calls})["figure"])
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Within it the child does what it has between its `begin` and its `end`."""
+        self.seconds("begin", 1)
+        try:
+            yield
+        finally:
+            self.seconds("end", 1)
 
     def end(self) -> None:
         """Ends the child."""

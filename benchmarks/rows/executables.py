@@ -101,11 +101,8 @@ def _beside_builds(run: BenchmarkRun) -> Sampler:
     builds = run.driver("benchmarks.drivers.builds", address, str(run.sizes.blocks))
 
     def sample() -> float:
-        builds.seconds("begin", 1)
-        try:
+        with builds.at_work():
             return calls.seconds("small, p99", run.sizes.many_calls)
-        finally:
-            builds.seconds("end", 1)
 
     return sample
 

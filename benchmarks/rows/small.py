@@ -115,11 +115,8 @@ def _watched(run: BenchmarkRun) -> Sampler:
     watcher = run.driver("benchmarks.drivers.watching", address)
 
     def sample() -> float:
-        watcher.seconds("begin", 1)
-        try:
+        with watcher.at_work():
             return calls.seconds("one at a time", run.sizes.calls)
-        finally:
-            watcher.seconds("end", 1)
 
     return sample
 

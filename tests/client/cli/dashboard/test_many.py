@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.client.cli.dashboard.running import Dashboard, go, opened, played, until
+from tests.client.cli.dashboard.running import Dashboard, go, played, until
 
 pytestmark = pytest.mark.slow
 
@@ -16,13 +16,6 @@ pytestmark = pytest.mark.slow
 def board(browser: Any) -> Iterator[Dashboard]:
     """Of a server that knows ten thousand functions."""
     with played("large") as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def page(board: Dashboard, browser: Any) -> Iterator[Any]:
-    """A page of it."""
-    with opened(browser, board.link) as found:
         yield found
 
 

@@ -35,13 +35,6 @@ def board(browser: Any) -> Iterator[Dashboard]:
         yield found
 
 
-@pytest.fixture(scope="module")
-def page(board: Dashboard, browser: Any) -> Iterator[Any]:
-    """A page of it."""
-    with opened(browser, board.link) as found:
-        yield found
-
-
 def test_every_figure_is_that_of_the_view(browser: Any) -> None:
     """As it arrives, and after changes of a value, a row that comes and one that goes."""
     view = views.example_view()
