@@ -572,6 +572,13 @@ class ReachedObjects:
         self.classes += part.classes
         self.aliased += part.aliased
 
+    def link_imports(self) -> None:
+        """Notes each imported module as read of its package, where that is imported as well."""
+        for name in tuple(self.imports):
+            parent, _, last = name.rpartition(".")
+            if parent in self.imports:
+                self.partial_read_of(self.imports[parent]).names.add(last)
+
     def scope(self, fingerprint: bytes) -> bytes:
         """What tells the classes of a function of that fingerprint from those of others.
 

@@ -45,9 +45,6 @@ def local_import(walk: Walk, name: str) -> None:
             walk.guards.answer(lambda: walk.process_view.module(name) is module, True)
         walk.reach.imports[name] = module
         walk.reach.partial_read_of(module)
-        parent, _, last = name.rpartition(".")
-        if parent in walk.reach.imports:
-            walk.reach.partial_read_of(walk.reach.imports[parent]).names.add(last)
         return
     source = walk.process_view.source(name)
     if source is None:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
-from types import ModuleType
+from collections.abc import Callable, Collection, Iterable, Mapping
+from types import MappingProxyType, ModuleType
 from typing import Any, Final, NamedTuple
 
+from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.fingerprint.canonical_bytes import ATOMS, DIGEST_SIZE, atom, digest, tag
 from jaxd_protocol.fingerprint.data_model import (
     Archives,
@@ -26,7 +27,7 @@ from jaxd_protocol.fingerprint.data_model import (
     UnsharedObject,
 )
 from jaxd_protocol.fingerprint.guards import Guards
-from jaxd_protocol.fingerprint.process_view import ProcessView
+from jaxd_protocol.fingerprint.process_view import LocalProcess, ProcessView
 from jaxd_protocol.packages.distributions import Package, import_root
 
 MAX_PARTS: Final = 5000
@@ -57,11 +58,46 @@ class WalkResult(NamedTuple):
         fingerprint: what the function means.
         reach: what is needed to pack it.
         guards: whether it still means that.
+        classes: those whose digests are part of this one. In a walk over a class what was found in
+            them is not in the other attributes.
+        reached: of a walk over a class: all classes that it leads to, by `id`.
     """
 
     fingerprint: Fingerprint
     reach: ReachedObjects
     guards: Guards
+    classes: tuple[WalkedClass, ...] = ()
+    reached: Mapping[int, type] = MappingProxyType({})
+
+    @property
+    def may_be_kept(self) -> bool:
+        """Whether the guards notice all that could make it another; for a walk over a class.
+
+        What stands for the environment is not kept: a walk that takes it over adds to it.
+        """
+        return (
+            self.guards.complete
+            and not self.fingerprint.unshared
+            and not any(hasattr(each, "merge") for each in self.reach.replacements.values())
+        )
+
+
+class WalkedClass(NamedTuple):
+    """A class that a walk has met.
+
+    Attributes:
+        cls: the class.
+        found: what the walk over it has found.
+        path: the way to it, as messages name it.
+    """
+
+    cls: type
+    found: WalkResult
+    path: str
+
+
+_kept_walks: Final = BoundedDict[int, WalkedClass](1024)
+"""Walks over classes, by `id`: for walks in which nothing is looked at in another way."""
 
 
 class Handlers(NamedTuple):
@@ -120,8 +156,11 @@ class Walk:
         self.is_inner = False
         self._open_sets: frozenset[int] = frozenset()
         self._classes: dict[int, WalkResult] = {}
+        self._leads_to: dict[int, dict[int, type]] = {}  # for classes, others that are not finished
+        self._holding: dict[int, bool] = {}  # for classes, whether the guards of a kept walk hold
         self.open_classes: frozenset[int] = frozenset()
-        self.classes_inside: set[int] = set()
+        self.classes_inside: dict[int, type] = {}
+        self._is_plain = listed is None and type(process_view) is LocalProcess
         self.read_by: set[tuple[int, int]] = set()
         self.passed_to: set[tuple[int, int, str]] = set()
         self.archived: set[str] = set()
@@ -147,6 +186,7 @@ class Walk:
         self._carried: set[str] = set()
         self._unshared: dict[str, UnsharedObject] = {}
         self._notes: dict[ImpureRead, None] = {}
+        self._met: dict[int, WalkedClass] = {}
         self._absorbed: set[int] = set()
 
     def run(self, value: Any, name: str) -> WalkResult:
@@ -164,6 +204,7 @@ class Walk:
             self._handlers.reflected(self)
         if self.archives is not None and not self.is_inner:
             self._handlers.archive(self)
+            self.absorb_classes()
         self._replace_callback_only()
         if self._unshared:
             self._stream += os.urandom(DIGEST_SIZE)
@@ -177,16 +218,18 @@ class Walk:
             tuple(self._unshared.values()),
             tuple(self._notes),
         )
-        return WalkResult(fingerprint, self.reach, self.guards)
+        return WalkResult(fingerprint, self.reach, self.guards, tuple(self._met.values()))
 
     def emit_queued(self) -> None:
-        """Appends the content of what has a number."""
+        """Appends the content of what has a number, and takes over what classes have found."""
         while self._queue:
             body, value, number, self.label, self.where, self._trail = self._queue.popleft()
             self._stream += b"#%d:" % number
             self._depth = 0
             self.quiet = False
             body(self, value)
+        if not self.is_inner:
+            self.absorb_classes()
 
     # writing ----------------------------------------------------------------------------------
 
@@ -209,7 +252,10 @@ class Walk:
         data = atom(value) if type(value) in ATOMS else None
         if self._ignore and self.label_as_code() in self._ignore:
             self.tag("ignored")  # it travels, and does not count
-            self.reach.absorb(self._sub_walk().run(value, self.label_as_code()).reach.unread())
+            inner = self._sub_walk()
+            inner.run(value, self.label_as_code())
+            inner.absorb_classes()
+            self.reach.absorb(inner.reach.unread())
         elif data is not None:
             self._stream += data
             self.part("value", self.label, data, short_repr(value))
@@ -369,6 +415,8 @@ class Walk:
         inner.is_inner = True
         inner._open_sets = open_sets or self._open_sets
         inner._classes = self._classes
+        inner._leads_to = self._leads_to
+        inner._holding = self._holding
         inner.open_classes = self.open_classes
         inner.classes_inside |= self.classes_inside
         inner.archived = self.archived
@@ -384,14 +432,60 @@ class Walk:
         Raises:
             CyclicClasses: when it leads to a class that is being walked over, and so to itself.
         """
-        known = self._classes.get(id(cls))
+        known = self._classes.get(id(cls)) or self._kept_walk(cls)
+        leads_to = self._leads_to.setdefault(id(cls), {}) if known is None else known.reached
+        for unfinished in (self.open_classes, self.classes_inside.keys()):
+            for number in unfinished & leads_to.keys():
+                raise CyclicClasses(leads_to[number])
         if known is None:
-            inner = self._sub_walk()
-            inner.open_classes |= inner.classes_inside
-            inner.classes_inside = {id(cls)}
-            known = inner.run(cls, cls.__qualname__)
-            self._classes[id(cls)] = known
+            known = self._walk_class(cls)
         return known
+
+    def _walk_class(self, cls: type) -> WalkResult:
+        inner = self._sub_walk()
+        inner.open_classes |= inner.classes_inside.keys()
+        inner.classes_inside = {id(cls): cls}
+        try:
+            found = inner.run(cls, cls.__qualname__)
+        except CyclicClasses as cycle:
+            self._leads_to[id(cls)][id(cycle.cls)] = cycle.cls
+            raise
+        reached = inner.classes_inside
+        for each in found.classes:
+            reached = {**reached, **each.found.reached}
+        found = self._classes[id(cls)] = found._replace(reached=reached)
+        if self._may_keep() and found.may_be_kept and self._are_kept(found.classes):
+            _kept_walks[id(cls)] = WalkedClass(cls, found, "")
+            self._holding[id(cls)] = True
+        return found
+
+    def _may_keep(self) -> bool:
+        """Whether classes are looked at as in any walk of this process."""
+        return self._is_plain and not self._open_sets and not self._ignore and self.archives is None
+
+    def _are_kept(self, classes: Iterable[WalkedClass]) -> bool:
+        """Whether these very walks are kept, and hold."""
+        for each in classes:
+            kept = _kept_walks.get(id(each.cls))
+            if kept is None or kept.found is not each.found or not self._holds(kept):
+                return False
+        return True
+
+    def _holds(self, kept: WalkedClass) -> bool:
+        """Whether nothing has changed since that walk; looked at once in each later one."""
+        holds = self._holding.get(id(kept.cls))
+        if holds is None:
+            self._holding[id(kept.cls)] = False  # no class leads to itself in this way
+            holds = kept.found.guards.hold() and self._are_kept(kept.found.classes)
+            self._holding[id(kept.cls)] = holds
+        return holds
+
+    def _kept_walk(self, cls: type) -> WalkResult | None:
+        kept = _kept_walks.use(id(cls)) if self._may_keep() else None
+        if kept is None or kept.cls is not cls or not self._holds(kept):
+            return None
+        self._classes[id(cls)] = kept.found
+        return kept.found
 
     def package(self, module: str) -> None:
         """Appends which distribution an installed module belongs to."""
@@ -414,12 +508,30 @@ class Walk:
 
     # what is found beside the digest ----------------------------------------------------------
 
-    def absorb_once(self, cls: type, part: WalkResult) -> None:
-        """Takes over what the walk over a class has found."""
-        if id(cls) in self._absorbed:
-            return
-        self._absorbed.add(id(cls))
-        found, path = part.fingerprint, " → ".join(self._trail)
+    def meet(self, cls: type, found: WalkResult) -> None:
+        """Notes a class of which the digest counts here."""
+        if id(cls) not in self._met:
+            self._met[id(cls)] = WalkedClass(cls, found, " → ".join(self._trail))
+
+    def absorb_classes(self) -> None:
+        """Takes over what the walks over all classes have found, of each once.
+
+        Classes lead to each other on more ways than can be followed: where ten refer to each of
+        the next ten, and so on, the ways to the last are ten to the power of the length.
+        """
+        waiting = [one for one in reversed(self._met.values()) if id(one.cls) not in self._absorbed]
+        while waiting:
+            one = waiting.pop()
+            if id(one.cls) in self._absorbed:
+                continue
+            self._absorbed.add(id(one.cls))
+            self._absorb(one.found, one.path)
+            below = (each._replace(path=f"{one.path} → {each.path}") for each in one.found.classes)
+            waiting.extend(each for each in below if id(each.cls) not in self._absorbed)
+        self.reach.link_imports()
+
+    def _absorb(self, part: WalkResult, path: str) -> None:
+        found = part.fingerprint
         self.reach.absorb(part.reach)
         self.guards.absorb(part.guards)
         for part_of in found.parts:

@@ -128,12 +128,12 @@ def _by_content(walk: Walk, cls: type) -> None:
     except CyclicClasses as cycle:
         if id(cycle.cls) not in walk.classes_inside:
             raise
-        walk.classes_inside.add(id(cls))
+        walk.classes_inside[id(cls)] = cls
         walk.numbered(cls, _emit_content, cls.__qualname__)
         return
     walk.tag("class")
     walk.write(found.fingerprint.digest)
-    walk.absorb_once(cls, found)
+    walk.meet(cls, found)
 
 
 def _is_made_in_python(cls: type) -> bool:

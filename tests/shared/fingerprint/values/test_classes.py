@@ -86,6 +86,68 @@ def test_a_change_of_a_class_is_noticed() -> None:
     assert not guards.hold()
 
 
+LAYERS = """
+class C{0}_0: below = ({1})
+class C{0}_1: below = ({1})
+class C{0}_2: below = ({1})
+"""
+
+
+def test_classes_that_lead_to_each_other_on_many_ways_are_taken_apart_once() -> None:
+    """Three that refer to each of the next three, and so on: 3 ** 40 ways to the last ones."""
+    last = "class C40_0: rate = 1\nclass C40_1: rate = 1\nclass C40_2: rate = 1\n"
+    below = [f"C{layer}_0, C{layer}_1, C{layer}_2" for layer in range(1, 41)]
+    above = "".join(LAYERS.format(layer, below[layer]) for layer in reversed(range(40)))
+    text = last + above + "def f(): return C0_0, C0_1, C0_2\n"
+    walked = walk_of(define(text).f)
+    assert len(walked.reach.classes) == 3 * 41
+    assert len(walked.reach.objects) < 1000
+    assert walked.fingerprint.digest != digest_of(define(text.replace("rate = 1", "rate = 2")).f)
+
+
+CIRCLE = """
+class A:
+    def to_b(self): return B
+class B:
+    rate = 1
+    def to_a(self): return A
+def both(): return A, B
+def other(): return B, A
+"""
+
+
+def test_what_was_walked_over_before_does_not_decide() -> None:
+    """Of classes that lead to each other, the one that was met first is not another one."""
+    first, second, third = (define(CIRCLE) for _ in range(3))
+    digest_of(first.A)
+    digest_of(second.B)
+    assert digest_of(first.both) == digest_of(second.both) == digest_of(third.both)
+    assert digest_of(first.other) == digest_of(second.other) == digest_of(third.other)
+    second.B.rate = 2
+    assert digest_of(second.both) != digest_of(third.both)
+    assert digest_of(second.A) != digest_of(third.A)
+
+
+def test_a_class_is_taken_apart_once_as_long_as_nothing_below_it_changes() -> None:
+    """For all functions that reach it."""
+    taken_apart = []
+
+    class Constant:
+        def __reduce__(self) -> Any:
+            taken_apart.append(self)
+            return float, (1.0,)
+
+    text = "class Below: rate = RATE\nclass C: below = Below\ndef f(): return C\ndef g(): return C"
+    made = define(text, RATE=Constant())
+    before = digest_of(made.f)
+    once = len(taken_apart)
+    assert once > 0
+    digest_of(made.g)
+    assert (digest_of(made.f), len(taken_apart)) == (before, once)
+    made.Below.more = 1
+    assert digest_of(made.f) != before
+
+
 ENUM = "class C(Enum):"
 
 
