@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import types
 from collections import OrderedDict, defaultdict, deque
+from copy import copy
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -51,7 +52,7 @@ class _CachedPickle(NamedTuple):
     kept: Any  # so that nothing else gets the ids in its key
     mark: bytes
     guards: Guards
-    packed: Packed
+    packed: Packed | PackingError
 
 
 _pickle_cache: Final = BoundedDict[Any, _CachedPickle](_MAX_CACHED)
@@ -73,15 +74,31 @@ def pack_cached(value: Any, what: str) -> Packed:
     kept: list[Any] = []
     key = hashable(static_key(value, kept))
     known = _pickle_cache.get(key)
-    if known is not None and known.mark == now and known.guards.hold():
-        return known.packed
-    watched = guard_content(
-        value, type(value).__qualname__
-    )  # first: what changes meanwhile is noticed
-    packed = pack(value, what)
-    if watched is not None and len(packed) <= _MAX_CACHED_BYTES:
-        _pickle_cache[key] = _CachedPickle((value, kept), now, watched.guards, packed)
-    return packed
+    if known is None or known.mark != now or not known.guards.hold():
+        # first: what changes meanwhile is noticed
+        watched = guard_content(value, type(value).__qualname__)
+        packed = _packed(value, what)
+        known = _CachedPickle((value, kept), now, Guards(), packed)
+        if watched is not None and _is_small(packed):
+            _pickle_cache[key] = known._replace(guards=watched.guards)
+    if isinstance(known.packed, PackingError):
+        raise copy(known.packed) from known.packed.__cause__
+    return known.packed
+
+
+def _packed(value: Any, what: str) -> Packed | PackingError:
+    """Also that it cannot travel is found out once: who falls back calls again and again."""
+    try:
+        return pack(value, what)
+    except PackingError as error:
+        for each in (error, error.__cause__):
+            if each is not None:
+                each.__traceback__ = None  # its frames would be kept as well
+        return error
+
+
+def _is_small(packed: Packed | PackingError) -> bool:
+    return isinstance(packed, PackingError) or len(packed) <= _MAX_CACHED_BYTES
 
 
 # whether changes of an object would be noticed ---------------------------------------------------

@@ -125,6 +125,17 @@ def test_what_cannot_travel_is_an_error_each_time() -> None:
             pack_cached((n for n in range(2)), "my thing")
 
 
+def test_that_something_cannot_travel_is_found_out_once(packings: list[Any]) -> None:
+    """As long as it is as it was: a call that falls back is made again and again."""
+    value = Setting(more={"mark": object()})
+    for _ in range(3):
+        with pytest.raises(PackingError, match=r"my thing.*bare object\(\)"):
+            pack_cached(value, "my thing")
+    assert len(packings) == 1
+    value.more["mark"] = 1
+    assert unpack(pack_cached(value, "my thing")).more == {"mark": 1}
+
+
 def test_what_is_watched_has_a_content() -> None:
     """Equal for equal objects; none for what has none."""
     one, other, third = (
