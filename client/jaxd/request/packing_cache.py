@@ -19,7 +19,10 @@ from jaxd_protocol.pickling.pack.functions import Packed
 
 _MAX_CACHED: Final = 256
 _MAX_CACHED_BYTES: Final = 1 << 16
-"""Of one object: what is kept is not given back before many others are."""
+_MAX_LARGE: Final = 16
+_MAX_LARGE_BYTES: Final = 2 << 20
+"""Of one object: what is kept is not given back before many others are. A function of the user's
+own with all that it reaches, which `eqx.filter_jit` makes a static argument, may have 400 kB."""
 
 
 class GuardedContent(NamedTuple):
@@ -56,6 +59,7 @@ class _CachedPickle(NamedTuple):
 
 
 _pickle_cache: Final = BoundedDict[Any, _CachedPickle](_MAX_CACHED)
+_large_pickles: Final = BoundedDict[Any, _CachedPickle](_MAX_LARGE)
 
 
 def pack_cached(value: Any, what: str) -> Packed:
@@ -73,14 +77,16 @@ def pack_cached(value: Any, what: str) -> Packed:
     now = current_packing().mark
     kept: list[Any] = []
     key = hashable(static_key(value, kept))
-    known = _pickle_cache.get(key)
+    known = _pickle_cache.get(key) or _large_pickles.get(key)
     if known is None or known.mark != now or not known.guards.hold():
         # first: what changes meanwhile is noticed
         watched = guard_content(value, type(value).__qualname__)
         packed = _packed(value, what)
         known = _CachedPickle((value, kept), now, Guards(), packed)
-        if watched is not None and _is_small(packed):
-            _pickle_cache[key] = known._replace(guards=watched.guards)
+        size = 0 if isinstance(packed, PackingError) else len(packed)
+        if watched is not None and size <= _MAX_LARGE_BYTES:
+            kept_in = _pickle_cache if size <= _MAX_CACHED_BYTES else _large_pickles
+            kept_in[key] = known._replace(guards=watched.guards)
     if isinstance(known.packed, PackingError):
         raise copy(known.packed) from known.packed.__cause__
     return known.packed
@@ -95,10 +101,6 @@ def _packed(value: Any, what: str) -> Packed | PackingError:
             if each is not None:
                 each.__traceback__ = None  # its frames would be kept as well
         return error
-
-
-def _is_small(packed: Packed | PackingError) -> bool:
-    return isinstance(packed, PackingError) or len(packed) <= _MAX_CACHED_BYTES
 
 
 # whether changes of an object would be noticed ---------------------------------------------------

@@ -49,7 +49,14 @@ def packings(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return record_packings(monkeypatch, packing_cache, "_pickle_cache")
 
 
-@pytest.mark.parametrize("value", [scaled, Colour.RED, Setting(), Setting, {"a"}], ids=stable_id)
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(pytest.param(each, id=stable_id(each)) for each in (scaled, Colour.RED, Setting)),
+        *(pytest.param(each, id=stable_id(each)) for each in (Setting(), {"a"})),
+        pytest.param(Setting(more={"text": "x" * 100_000}), id="large"),
+    ],
+)
 def test_what_has_not_changed_is_packed_once(packings: list[Any], value: Any) -> None:
     """Functions, classes, members and instances alike."""
     one, other = (pack_cached(value, "it") for _ in range(2))
@@ -112,7 +119,7 @@ def test_an_object_that_can_be_called_is_watched_whole(packings: list[Any]) -> N
 def test_what_nobody_watches_is_packed_each_time(packings: list[Any]) -> None:
     """Arrays may be written to, and nothing says so; what is large is not kept."""
     array = SimpleNamespace(data=np.zeros(1 << 15))
-    large = Setting(more={"text": "x" * 100_000})
+    large = Setting(more={"text": "x" * 3_000_000})
     for value in (array, array, large, large):
         pack_cached(value, "it")
     assert len(packings) == 4
