@@ -9,8 +9,9 @@ has a function that takes it apart, which `Handlers` passes to the walk.
 from __future__ import annotations
 
 import os
+import sys
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType, ModuleType
 from typing import Any, Final, NamedTuple
 
@@ -61,6 +62,8 @@ class WalkResult(NamedTuple):
         classes: those whose digests are part of this one. In a walk over a class what was found in
             them is not in the other attributes.
         reached: of a walk over a class: all classes that it leads to, by `id`.
+        is_lasting: of a walk over a class: whether it would be the same in any walk, as long as the
+            guards hold, also those of the classes below.
     """
 
     fingerprint: Fingerprint
@@ -68,18 +71,7 @@ class WalkResult(NamedTuple):
     guards: Guards
     classes: tuple[WalkedClass, ...] = ()
     reached: Mapping[int, type] = MappingProxyType({})
-
-    @property
-    def may_be_kept(self) -> bool:
-        """Whether the guards notice all that could make it another; for a walk over a class.
-
-        What stands for the environment is not kept: a walk that takes it over adds to it.
-        """
-        return (
-            self.guards.complete
-            and not self.fingerprint.unshared
-            and not any(hasattr(each, "merge") for each in self.reach.replacements.values())
-        )
+    is_lasting: bool = False
 
 
 class WalkedClass(NamedTuple):
@@ -97,7 +89,11 @@ class WalkedClass(NamedTuple):
 
 
 _kept_walks: Final = BoundedDict[int, WalkedClass](1024)
-"""Walks over classes, by `id`: for walks in which nothing is looked at in another way."""
+"""Lasting walks over classes that are in modules, by `id`: others may hold large data that goes."""
+
+
+def _is_in_a_module(cls: type) -> bool:
+    return getattr(sys.modules.get(cls.__module__), cls.__name__, None) is cls
 
 
 class Handlers(NamedTuple):
@@ -157,7 +153,7 @@ class Walk:
         self._open_sets: frozenset[int] = frozenset()
         self._classes: dict[int, WalkResult] = {}
         self._leads_to: dict[int, dict[int, type]] = {}  # for classes, others that are not finished
-        self._holding: dict[int, bool] = {}  # for classes, whether the guards of a kept walk hold
+        self._holding: dict[int, tuple[WalkResult, bool]] = {}  # whether the guards of it hold
         self.open_classes: frozenset[int] = frozenset()
         self.classes_inside: dict[int, type] = {}
         self._is_plain = listed is None and type(process_view) is LocalProcess
@@ -453,39 +449,47 @@ class Walk:
         reached = inner.classes_inside
         for each in found.classes:
             reached = {**reached, **each.found.reached}
-        found = self._classes[id(cls)] = found._replace(reached=reached)
-        if self._may_keep() and found.may_be_kept and self._are_kept(found.classes):
+        found = found._replace(reached=reached, is_lasting=self._is_lasting(found))
+        self._classes[id(cls)] = found
+        if found.is_lasting and _is_in_a_module(cls):
             _kept_walks[id(cls)] = WalkedClass(cls, found, "")
-            self._holding[id(cls)] = True
         return found
 
     def _may_keep(self) -> bool:
         """Whether classes are looked at as in any walk of this process."""
         return self._is_plain and not self._open_sets and not self._ignore and self.archives is None
 
-    def _are_kept(self, classes: Iterable[WalkedClass]) -> bool:
-        """Whether these very walks are kept, and hold."""
-        for each in classes:
-            kept = _kept_walks.get(id(each.cls))
-            if kept is None or kept.found is not each.found or not self._holds(kept):
-                return False
-        return True
+    def _is_lasting(self, found: WalkResult) -> bool:
+        """What stands for the environment is not: a walk that takes it over adds to it."""
+        return (
+            self._may_keep()
+            and found.guards.complete
+            and not found.fingerprint.unshared
+            and not any(hasattr(each, "merge") for each in found.reach.replacements.values())
+            and all(each.found.is_lasting for each in found.classes)
+        )
 
-    def _holds(self, kept: WalkedClass) -> bool:
+    def _holds(self, found: WalkResult) -> bool:
         """Whether nothing has changed since that walk; looked at once in each later one."""
-        holds = self._holding.get(id(kept.cls))
-        if holds is None:
-            self._holding[id(kept.cls)] = False  # no class leads to itself in this way
-            holds = kept.found.guards.hold() and self._are_kept(kept.found.classes)
-            self._holding[id(kept.cls)] = holds
-        return holds
+        known = self._holding.get(id(found))
+        if known is None:
+            holds = found.guards.hold() and all(self._holds(each.found) for each in found.classes)
+            known = self._holding[id(found)] = found, holds
+        return known[1]
 
     def _kept_walk(self, cls: type) -> WalkResult | None:
         kept = _kept_walks.use(id(cls)) if self._may_keep() else None
-        if kept is None or kept.cls is not cls or not self._holds(kept):
+        if kept is None or kept.cls is not cls or not self._holds(kept.found):
             return None
-        self._classes[id(cls)] = kept.found
+        self._note_walked(kept)
         return kept.found
+
+    def _note_walked(self, one: WalkedClass) -> None:
+        """As if this walk had walked over a class: the classes below it are known as well then."""
+        if id(one.cls) not in self._classes:
+            self._classes[id(one.cls)] = one.found
+            for below in one.found.classes:
+                self._note_walked(below)
 
     def package(self, module: str) -> None:
         """Appends which distribution an installed module belongs to."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
@@ -116,9 +118,21 @@ def other(): return B, A
 """
 
 
-def test_what_was_walked_over_before_does_not_decide() -> None:
+@pytest.fixture
+def imported(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """Makes a module with that source, which is imported: its classes are kept as long as it."""
+
+    def make(text: str, **names: Any) -> Any:
+        name = f"imported_{len(sys.modules)}"
+        monkeypatch.setitem(sys.modules, name, define(text, name, **names))
+        return sys.modules[name]
+
+    return make
+
+
+def test_what_was_walked_over_before_does_not_decide(imported: Callable[[str], Any]) -> None:
     """Of classes that lead to each other, the one that was met first is not another one."""
-    first, second, third = (define(CIRCLE) for _ in range(3))
+    first, second, third = (imported(CIRCLE) for _ in range(3))
     digest_of(first.A)
     digest_of(second.B)
     assert digest_of(first.both) == digest_of(second.both) == digest_of(third.both)
@@ -128,7 +142,27 @@ def test_what_was_walked_over_before_does_not_decide() -> None:
     assert digest_of(second.A) != digest_of(third.A)
 
 
-def test_a_class_is_taken_apart_once_as_long_as_nothing_below_it_changes() -> None:
+IN_A_SET = """
+class B: pass
+class A: below = B
+SET = {B}
+B.set = SET
+def f(): return A, SET
+"""
+
+
+def test_what_was_walked_over_before_does_not_decide_about_what_a_set_leads_to(
+    imported: Callable[[str], Any],
+) -> None:
+    """Where an element of the set leads back to the set."""
+    first, second = imported(IN_A_SET), imported(IN_A_SET)
+    digest_of(first.A)
+    assert digest_of(first.f) == digest_of(second.f)
+
+
+def test_a_class_is_taken_apart_once_as_long_as_nothing_below_it_changes(
+    imported: Callable[..., Any],
+) -> None:
     """For all functions that reach it."""
     taken_apart = []
 
@@ -138,7 +172,7 @@ def test_a_class_is_taken_apart_once_as_long_as_nothing_below_it_changes() -> No
             return float, (1.0,)
 
     text = "class Below: rate = RATE\nclass C: below = Below\ndef f(): return C\ndef g(): return C"
-    made = define(text, RATE=Constant())
+    made = imported(text, RATE=Constant())
     before = digest_of(made.f)
     once = len(taken_apart)
     assert once > 0
