@@ -54,7 +54,7 @@ JAX_INSIDE_FUNCTIONS = (
     "client/jaxd/interop/jax_settings.py",  # made where jax is loaded
     "client/jaxd/tracing/export.py",  # for a server that takes no code, it is traced here
     "client/jaxd/tracing/jax_stages.py",  # whose objects are jax's own
-    "client/jaxd/tracing/second_trace.py",  # JAXD_VERIFY=1 traces once more in this process
+    "client/jaxd/tracing/second_trace.py",  # JAXD_VERIFY=1 and place="here" trace in this process
     "client/jaxd/tracing/inline.py",  # JAXD_INLINE=1 is jax.jit in this process
     "client/jaxd/tracing/primitive.py",  # where a tracer of jax has arrived
     "shared/jaxd_protocol/pickling/arrays.py",  # the same
@@ -72,7 +72,7 @@ NAMES_PRIVATE_PARTS_OF_JAX = {
     "client/jaxd/tracing/primitive.py": "the rules of checkify",
     "server/jaxd_server/jax_compat/compilation_cache.py": "jax's own cache on disk",
     "server/jaxd_server/jax_compat/lowered.py": "what a lowered program consists of",
-    "server/jaxd_server/jax_compat/lowered_transfer.py": "a lowered program, between processes",
+    "server/jaxd_server/jax_compat/lowered_transfer.py": "a lowered program that arrives",
     "server/jaxd_server/jax_compat/placement.py": "a program for another device",
     "server/jaxd_server/user_code/jax_callbacks.py": "callbacks of the client's code",
     "server/jaxd_server/user_code/output.py": "the names of jax's own loggers",
@@ -91,7 +91,7 @@ NAMES_PRIVATE_PARTS_OF_JAX = {
 # The only files in which bytes become objects or code, each with who has written the bytes.
 OPENS_BYTES = {
     "client/jaxd/cli/notebook.py": "what the user types behind a magic, in the user's own names",
-    "server/jaxd_server/jax_compat/lowered_transfer.py": "this server's own builders",
+    "server/jaxd_server/jax_compat/lowered_transfer.py": "this server's builders, or its user",
     "shared/jaxd_protocol/jax_objects/program_bytes.py": "this server, or one of this very user",
     "shared/jaxd_protocol/pickling/unpack/private_modules.py": "an authenticated client: source",
     "shared/jaxd_protocol/pickling/unpack/unpickler.py": "an authenticated client",

@@ -1,4 +1,7 @@
-"""`place="here"`: programs of the server run in the client's process, and never the wrong one."""
+"""`place="auto"` and `"here"`: programs of the server run in the client's process.
+
+And never the wrong one. What `"here"` does with a miss stands in `test_own_misses`.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ def taken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def client(live: LiveServer) -> Iterator[Client]:
     """A client that runs programs here, of the common server."""
-    with connect(live.unix, place="here") as client:
+    with connect(live.unix, place="auto") as client:
         yield client
 
 
@@ -712,8 +715,10 @@ def test_the_option_of_a_function_comes_first(live: LiveServer) -> None:
         function = client.persistent_call(lambda x: x * 14, place="server")
         assert served(client, lambda: [function(X) for _ in range(3)]) == 3
     with connect(live.unix) as client:
-        function = client.persistent_call(lambda x: x * 15, place="here")
+        function = client.persistent_call(lambda x: x * 15, place="auto")
         assert served(client, lambda: [function(X) for _ in range(3)]) == 1
+        function = client.persistent_call(lambda x: x * 15.5, place="here")
+        assert served(client, lambda: [function(X) for _ in range(3)]) == 0
 
 
 def test_verified_programs_are_those_of_the_server(live: LiveServer) -> None:
@@ -774,7 +779,7 @@ def test_a_process_that_ends_while_a_program_loads(live: LiveServer) -> None:
 import jax, jaxd, numpy as np
 from jaxd.tracing import here
 here.SMALL_BYTES = here.LOAD_S = 0
-with jaxd.connect({live.unix!r}, place="here") as client:
+with jaxd.connect({live.unix!r}, place="auto") as client:
     f = client.persistent_call(lambda x: jax.numpy.linalg.svd(x @ x.T))
     for _ in range(2): f(np.eye(8, dtype="f4"))
 """

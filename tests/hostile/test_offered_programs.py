@@ -50,7 +50,13 @@ class OfferingServer(FakeServer):
     """Says that it is all that a client asks of a server from which it takes a program."""
 
     def __init__(self, path: str, canary: Path) -> None:
-        super().__init__(path, call=lambda _: ((OK, b"N", b"", b"", b""), ()), program=self._offer)
+        super().__init__(
+            path,
+            call=lambda _: ((OK, b"N", b"", b"", b""), ()),
+            program=self._offer,
+            compile=self._offer,
+            ready=lambda _: (json.dumps({"ready": False}), ()),
+        )
         self._data = pickle.dumps(Code(canary))
         self._tcp = socket.create_server(("127.0.0.1", 0))
         self.tcp = f"tcp://127.0.0.1:{self._tcp.getsockname()[1]}"
@@ -121,10 +127,13 @@ def call(address: str, place: Any) -> str:
         return client.caller.placed(None)
 
 
-def test_a_process_of_this_user_is_believed(server: OfferingServer, canary: Path) -> None:
+@pytest.mark.parametrize(("place", "verb"), [("auto", "program"), ("here", "compile")])
+def test_a_process_of_this_user_is_believed(
+    server: OfferingServer, canary: Path, place: str, verb: str
+) -> None:
     """Which is how the other tests know that they would notice."""
-    call(server.address, "here")
-    assert len(server.of("program")) == 1
+    call(server.address, place)
+    assert len(server.of(verb)) == 1
     assert canary.exists()
 
 
@@ -152,7 +161,7 @@ def test_nobody_else_is(
             call(address, place)
     else:
         assert call(address, place).startswith("server: ")
-    assert server.of("program") == []
+    assert not {"program", "ready", "compile"} & {asked.verb for asked in server.asked}
     assert not canary.exists()
 
 

@@ -124,6 +124,7 @@ class Client:
 
         The client may be used again: it then opens a new connection.
         """
+        self.caller.finish()
         self.caller.session.close()
 
     def __enter__(self) -> Self:

@@ -225,17 +225,19 @@ def _caller_of(client: HasCaller, verify: bool | None, place: str | None) -> Cal
 
 
 def _kind(settings: Settings) -> type[Caller]:
-    if not settings.verify and settings.place != "server":
-        from jaxd.tracing.here import HereCaller  # most processes run nothing themselves
+    if settings.verify or settings.place == "here":  # few processes trace
+        from jaxd.tracing.second_trace import keep_calls_inside
 
-        return HereCaller
-    if not settings.verify:
+        keep_calls_inside(PersistentFunction)
+    if settings.verify:
+        from jaxd.tracing.verification import VerifyingCaller
+
+        return VerifyingCaller
+    if settings.place == "server":
         return Caller
-    from jaxd.tracing.second_trace import keep_calls_inside
-    from jaxd.tracing.verification import VerifyingCaller  # few processes verify
+    from jaxd.tracing.here import HereCaller  # most processes run nothing themselves
 
-    keep_calls_inside(PersistentFunction)
-    return VerifyingCaller
+    return HereCaller
 
 
 def _jit_options(function: Callable[..., Any], given: CallOptions) -> Options:

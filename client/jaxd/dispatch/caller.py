@@ -168,6 +168,9 @@ class Caller:
             return "server"
         return "server: programs are compared (verify), which those on the server are"
 
+    def finish(self) -> None:
+        """Called before its client closes: ends what it does in the background."""
+
     def submitted(self, call: CallRequest, future: Future[Any]) -> Future[Any]:
         """The future of a call that was submitted, as its owner gets it."""
         return future
@@ -232,6 +235,8 @@ class Caller:
         """
         from jaxd.events.output import OUTPUT_EVENTS
 
+        if getattr(connection.about(number), "is_silent", False):
+            return
         try:
             if kind in OUTPUT_EVENTS:
                 about = connection.about(number) if kind != "compiled" else None
@@ -262,6 +267,7 @@ class OpenCall:
         call: the request.
 
     Attributes:
+        is_silent: whether nothing that it prints, warns of or reports is shown.
         call: the request, as the next attempt sends it.
         deadline: `time.monotonic()` after which the caller does not wait; None: without limit.
         opened: the connection of this attempt, and the session to which its values belong.
@@ -272,6 +278,7 @@ class OpenCall:
         may_have_changed: whether the arrays of its caller may not be what they were any more.
     """
 
+    is_silent = False
     opened: OpenSession
     number = 0
     is_sent = False

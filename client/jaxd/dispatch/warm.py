@@ -85,9 +85,17 @@ def warm(caller: Caller, call: CallRequest) -> Warmed:
     return Warmed(report["verdict"], report["seconds"], report.get("kept"))
 
 
-def warm_report(caller: Caller, call: CallRequest) -> dict[str, Any]:
-    """As `warm`: the whole report of the server; see `jaxd_protocol.messages.calls`."""
-    report: dict[str, Any] = json.loads(_reply(caller, call)[1])
+def warm_report(
+    caller: Caller, call: CallRequest, kind: type[OpenCall] = OpenCall
+) -> dict[str, Any]:
+    """As `warm`: the whole report of the server; see `jaxd_protocol.messages.calls`.
+
+    Args:
+        caller: asks the server.
+        call: the request.
+        kind: of the call that it is for this process.
+    """
+    report: dict[str, Any] = json.loads(_reply(caller, call, kind)[1])
     return report
 
 
@@ -101,8 +109,8 @@ def result_skeleton_of(caller: Caller, call: CallRequest) -> bytes:
     return skeleton
 
 
-def _reply(caller: Caller, call: CallRequest) -> tuple[Any, ...]:
-    open_call = OpenCall(caller.session, call)
+def _reply(caller: Caller, call: CallRequest, kind: type[OpenCall] = OpenCall) -> tuple[Any, ...]:
+    open_call = kind(caller.session, call)
     value, _ = open_call.wait()
     if value[0] == FAILED:
         snapshot, address = call.spec.snapshot, open_call.opened.connection.address

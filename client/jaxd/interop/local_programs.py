@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from jaxd.interop.jax_runtime import loaded_jax
 from jaxd_protocol.base.process import reset_after_fork
@@ -66,6 +66,30 @@ class LocalProgram:
             if found != dtype or tuple(leaf.shape) != shape:
                 return False
         return True
+
+
+class Taken(NamedTuple):
+    """A program that answers calls with one skeleton in this process.
+
+    Attributes:
+        program: the program.
+        structure: jax's structure of its result.
+    """
+
+    program: LocalProgram
+    structure: Any
+
+
+class Jitted(NamedTuple):
+    """A function that jax of this process compiles and runs, where no server can compile it.
+
+    Attributes:
+        call: the function under `jax.jit`, of the positional arguments and those by name.
+        reason: why no server can.
+    """
+
+    call: Callable[[tuple[tuple[Any, ...], dict[str, Any]]], Any]
+    reason: str
 
 
 class FastCalls:

@@ -26,8 +26,16 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from jaxd.dispatch.caller import Caller
 from jaxd.dispatch.local_runs import default_platform
 from jaxd.interop.jax_registry import array_class
-from jaxd.interop.jax_runtime import current_config, import_jax, loaded_jax
-from jaxd.interop.local_programs import UNKNOWN, FastCalls, JitCalls, LocalProgram, calls_here
+from jaxd.interop.jax_runtime import current_config, import_jax, is_staged, loaded_jax
+from jaxd.interop.local_programs import (
+    UNKNOWN,
+    FastCalls,
+    JitCalls,
+    Jitted,
+    LocalProgram,
+    Taken,
+    calls_here,
+)
 from jaxd.interop.remote_array import RemoteArray, give_up
 from jaxd.request.array_specs import encode_specs
 from jaxd.request.function_snapshot import ELSEWHERE
@@ -35,7 +43,7 @@ from jaxd.request.packing_cache import guard_content
 from jaxd.tracing.fallback import fetched
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.base.process import machine_id, reset_after_fork, start_thread
-from jaxd_protocol.errors import ArgumentError, JaxdError, PlaceRefused
+from jaxd_protocol.errors import ArgumentError, JaxdError, PackingError, PlaceRefused
 from jaxd_protocol.jax_objects.program_bytes import load_compiled
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.jit.static_args import StaticArgs, dynamic
@@ -47,6 +55,7 @@ if TYPE_CHECKING:
     from jaxd.dispatch.session import Session
     from jaxd.request.call_request import CallRequest
     from jaxd.request.function_snapshot import FunctionSpec, SnapshotCache
+    from jaxd.tracing.own_misses import OwnMiss, OwnMisses
     from jaxd_protocol.fingerprint import Guards
     from jaxd_protocol.jit.options import Config
 
@@ -67,11 +76,13 @@ _MAX_PROGRAMS: Final = 256
 _MAX_REASON: Final = 300
 _NO_JAX: Final = "place='here' needs jax in this process. Run: pip install 'jaxd[server]'"
 _UNFIT: Final = "but arrays on another device, or of 64 bits where jax has none, go to the server"
+_FOR_NOW: Final = "server for now: here, once calls have waited as long as loading a program takes"
+_UNKNOWN: Final = "here: traced in this process, unless the server has its program"
 _PLAIN_STATICS: Final = frozenset({bool, int, str, type(None)})
 _NUMBERS: Final = frozenset({bool, int, float, complex})
+_AT_EXIT_S: Final = 10.0
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-
 
 # who may -----------------------------------------------------------------------------------------
 
@@ -109,18 +120,6 @@ def versions() -> dict[str, str]:
 # programs that were taken ------------------------------------------------------------------------
 
 
-class Taken(NamedTuple):
-    """A program that answers calls with one skeleton in this process.
-
-    Attributes:
-        program: the program.
-        structure: jax's structure of its result.
-    """
-
-    program: LocalProgram
-    structure: Any
-
-
 class LocalCalls:
     """What runs the calls of one snapshot of a function, under one configuration. Thread-safe.
 
@@ -133,13 +132,21 @@ class LocalCalls:
         waited_s: seconds that calls with each skeleton have waited for the server, but for the
             first, which may have been built.
         unfit: the skeletons of calls that had a program here, which did not take their arrays.
+        answered: the skeletons of calls for which the server had a program when it was asked.
+        pending: by skeleton, what was traced here and is not settled; see `OwnMiss`.
+        jitted: what answers calls whose arguments cannot be described; None: there were none.
+        alone: by skeleton, why what was traced here is for this process alone.
         is_due: whether any calls have a program here, or the next one may take it.
     """
 
     is_due = False
 
     def __init__(self, spec: FunctionSpec) -> None:
-        self.found = BoundedDict[bytes, Taken | str](_MAX_PROGRAMS)
+        self.found = BoundedDict[bytes, Taken | Jitted | str](_MAX_PROGRAMS)
+        self.answered = BoundedDict[bytes, None](_MAX_PROGRAMS)
+        self.pending = BoundedDict[bytes, "OwnMiss"](_MAX_PROGRAMS)
+        self.jitted: Jitted | None = None
+        self.alone = BoundedDict[bytes, str](_MAX_PROGRAMS)
         self.asked = BoundedDict[bytes, int](_MAX_PROGRAMS)
         self.waited_s = BoundedDict[bytes, float](_MAX_PROGRAMS)
         self.unfit = BoundedDict[bytes, None](_MAX_PROGRAMS)
@@ -180,6 +187,44 @@ class LocalCalls:
                     return ELSEWHERE
         result = fast.call(*args, **kwargs)
         return ELSEWHERE if result is UNKNOWN else result
+
+    def is_missed(self, skeleton: bytes) -> bool:
+        """Whether it is not known yet what answers such calls."""
+        return skeleton not in self.found and skeleton not in self.answered
+
+    def settle(self, skeleton: bytes) -> None:
+        """Waits until it is known what such calls read of this process."""
+        miss = self.pending.get(skeleton)
+        if miss is not None:
+            miss.is_settled.wait()
+            self.pending.pop(skeleton, None)
+
+    def run_found(
+        self,
+        found: Taken | Jitted,
+        given: Arguments,
+        jit_calls: JitCalls | None = None,
+        *,
+        is_first: bool = False,
+    ) -> Any:
+        """As `run_taken`, also of what jax itself compiles here.
+
+        Args:
+            found: what answers such calls.
+            given: the arguments.
+            jit_calls: see `run_taken`.
+            is_first: whether the next call of this kind is to be looked at once more.
+        """
+        if isinstance(found, Taken) and not is_first:
+            return self.run_taken(found, *given, jit_calls)
+        (args, kwargs), _ = fetched(given)
+        if isinstance(found, Jitted):
+            result = found.call((args, kwargs))
+        else:
+            leaves = loaded_jax().tree.leaves(_dynamic_of(self._statics, args, kwargs))
+            result = found.structure.unflatten(found.program(leaves))
+        _give_up(given, self._name)
+        return result
 
     def run_taken(
         self,
@@ -386,8 +431,13 @@ class HereCaller(Caller):
         self._lock = threading.Lock()  # guards _programs and _loading
         self._loading: set[tuple[int, bytes]] = set()
         reset_after_fork(self)
+        self._misses: OwnMisses | None = None
         if settings.place == "here":
             import_jax(PlaceRefused, _NO_JAX)
+            from jaxd.tracing.own_misses import OwnMisses  # with auto, the server traces them
+
+            self._misses = OwnMisses(self, self._loaded, _note_alone)
+            _tracing.add(self)
 
     def after_fork(self) -> None:
         """In the child of a fork: XLA's threads are not in it, so a program would never end."""
@@ -411,7 +461,8 @@ class HereCaller(Caller):
         except Exception:  # noqa: BLE001  raised again where the call is encoded
             return ELSEWHERE
         local: LocalCalls | None = spec.local
-        if not (spec.snapshot.is_pinned or (local is not None and local.is_due)):
+        is_due = local is not None and local.is_due
+        if not (spec.snapshot.is_pinned or is_due or self._misses):
             return ELSEWHERE
         result = ELSEWHERE if local is None else local.run(args, kwargs)
         if result is ELSEWHERE:
@@ -431,20 +482,82 @@ class HereCaller(Caller):
         try:
             with spec.snapshot.pickling_context():
                 skeleton, pickles = encode_specs(args, kwargs, spec.statics, {})
+        except PackingError:  # such as an array that is spread over devices of this process
+            return self._run_jitted(spec, (args, kwargs))
         except Exception:  # noqa: BLE001  raised again where the call is encoded
             return ELSEWHERE
-        if spec.snapshot.is_pinned and skeleton in spec.snapshot.pinned:
+        is_new = not spec.snapshot.is_pinned or skeleton not in spec.snapshot.pinned
+        if not is_new or (spec.snapshot.is_pinned and self._misses):
             spec = snapshots.pinned_spec(spec, skeleton, config)
         local: LocalCalls | None = spec.local
-        if local is None or pickles:
+        misses = self._misses if is_new and not pickles else None
+        if misses is not None and (local is None or local.is_missed(skeleton)):
+            return self._run_missed(misses, spec, skeleton, (args, kwargs))
+        found = None if local is None or pickles else self._found(local, spec, skeleton)
+        if local is None or found is None:
             return ELSEWHERE
-        taken = local.found.get(skeleton)
-        if taken is None and local.may_ask(skeleton):
+        return local.run_found(found, (args, kwargs), snapshots.jit_calls)
+
+    def _found(
+        self, local: LocalCalls, spec: FunctionSpec, skeleton: bytes
+    ) -> Taken | Jitted | None:
+        """What answers calls with a skeleton here now; None where nothing does."""
+        found = local.found.get(skeleton)
+        if found is None and local.may_ask(skeleton):
             self._take(local, spec, skeleton, SMALL_BYTES)
-            taken = local.found.get(skeleton)
-        if not isinstance(taken, Taken):
+            found = local.found.get(skeleton)
+        if skeleton in local.pending:
+            local.settle(skeleton)
+            if not spec.snapshot.guards.hold():  # it reads more of this process than was known
+                return None
+        return None if isinstance(found, str) else found
+
+    def _run_jitted(self, spec: FunctionSpec, given: Arguments) -> Any:
+        """The result of a call that jax answers here as if there were no server; else `ELSEWHERE`.
+
+        Raises:
+            Exception: as `_run_missed`.
+        """
+        if self._misses is None or is_staged():
             return ELSEWHERE
-        return local.run_taken(taken, args, kwargs, snapshots.jit_calls)
+        local = self._local_calls(spec)
+        if local is None:
+            return ELSEWHERE
+        if local.jitted is None:
+            local.jitted = self._misses.jitted(spec)
+        return local.run_found(local.jitted, given)
+
+    def _run_missed(
+        self, misses: OwnMisses, spec: FunctionSpec, skeleton: bytes, given: Arguments
+    ) -> Any:
+        """The result of a call whose function is traced here; `ELSEWHERE` where a server answers.
+
+        Raises:
+            PlaceRefused: as `_may_take`.
+            Exception: what the function raises while it is traced, and what jax raises.
+        """
+        if is_staged() or Options.from_bytes(spec.options).device:
+            return ELSEWHERE
+        connection = self.session.connection()
+        local = self._local_calls(spec)
+        if local is None or self.session.accepts != "code":
+            return ELSEWHERE
+        if refusal(self.session, connection) or misses.is_answered(connection, spec, skeleton):
+            local.answered[skeleton] = None
+            return ELSEWHERE
+        arguments, _ = fetched(given)
+        made = misses.answer(connection, spec, skeleton, arguments)
+        local.is_due = True
+        if isinstance(made, Jitted):
+            local.found[skeleton] = made
+            return local.run_found(made, given)
+        found, local.pending[skeleton] = made
+        local.found[skeleton] = found
+        _wait_at_exit()
+        try:
+            return local.run_found(found, given, is_first=True)
+        finally:
+            misses.build_key(made[1])
 
     def call(self, call: CallRequest) -> Any:
         """As of any caller.
@@ -478,6 +591,11 @@ class HereCaller(Caller):
         """
         return self.runs_here and loaded_jax() is not None and self._may_take()
 
+    def finish(self, seconds: float | None = _AT_EXIT_S) -> None:
+        """Waits until the server has built the keys of what was traced here, so that it is kept."""
+        if self._misses is not None:
+            self._misses.wait(seconds)
+
     def warmed(self, call: CallRequest) -> None:
         """The server has the program of a call ready: loads it, however large."""
         if loaded_jax() is None or self._stays(call):
@@ -500,17 +618,29 @@ class HereCaller(Caller):
             reason = self._stays(call)
         if reason:
             return f"server: {reason}"
-        local: LocalCalls | None = None if call is None else call.spec.local
-        found = None if local is None or call is None else local.found.get(call.skeleton)
+        if call is None or call.spec.local is None:
+            return _FOR_NOW if self._misses is None else _UNKNOWN
+        return self._placed_by(call.spec.local, call.skeleton)
+
+    def _placed_by(self, local: LocalCalls, skeleton: bytes) -> str:
+        found = local.found.get(skeleton)
         if isinstance(found, str):
             return f"server: {found}"
-        if local is None or call is None or found is None:
-            return "server for now: here, once calls have waited as long as loading a program takes"
-        unfit = f"; {_UNFIT}" if call.skeleton in local.unfit else ""
-        return f"here: its program is loaded in this process{unfit}"
+        if isinstance(found, Jitted):
+            return f"here: jax of this process has compiled it: {found.reason}"
+        if found is None:
+            is_missed = self._misses is not None and local.is_missed(skeleton)
+            return _UNKNOWN if is_missed else _FOR_NOW
+        unfit = f"; {_UNFIT}" if skeleton in local.unfit else ""
+        alone = local.alone.get(skeleton, "")
+        if alone:
+            alone = f". It was traced here, and is for this process alone: {alone}"
+        return f"here: its program is loaded in this process{unfit}{alone}"
 
     def _stays(self, call: CallRequest) -> str | None:
         """Why a call goes to the server by the options of its function; None where it need not."""
+        if self.session.accepts == "exported":
+            return "the server takes exported programs only"
         if call.results not in ("auto", "jax"):
             return f"results={call.results!r}"
         if call.timeout_s is not None:
@@ -621,19 +751,35 @@ class HereCaller(Caller):
         start_thread(thread)
 
 
+_tracing: Final[weakref.WeakSet[HereCaller]] = weakref.WeakSet()
+"""Those that trace their misses."""
+
+
+def _note_alone(miss: OwnMiss, reason: str) -> None:
+    local: LocalCalls | None = miss.spec.local
+    if reason and local is not None:
+        local.alone[miss.skeleton] = reason
+
+
 _threads: Final[weakref.WeakSet[threading.Thread]] = weakref.WeakSet()
 
 
 @functools.cache
 def _wait_at_exit() -> None:
-    """The process does not end while XLA loads something in a thread of it."""
-    atexit.register(wait_for_programs)
+    """The process does not end while XLA loads something in a thread of it; see below."""
+    atexit.register(wait_for_programs, _AT_EXIT_S)
 
 
-def wait_for_programs() -> None:
-    """Returns when all programs that load in threads of this process are loaded."""
+def wait_for_programs(seconds: float | None = None) -> None:
+    """Returns when all programs that load in threads of this process are loaded.
+
+    And when the server has built the keys of what was traced in this process, or after so many
+    seconds: else the next process would have to trace it as well.
+    """
     for thread in list(_threads):
         thread.join()
+    for caller in list(_tracing):
+        caller.finish(seconds)
 
 
 def _structure_of(spec: FunctionSpec, form: bytes, order: list[int]) -> Any:

@@ -1,7 +1,7 @@
-"""Traces and lowers a function once more in this process, beside what a server has of it.
+"""Traces and lowers a function in this process: instead of a server, or once more beside it.
 
-The caller sees nothing of it: what the function prints, warns of and logs meanwhile is dropped, in
-the thread that traces and in no other.
+Of a second trace the caller sees nothing: what the function prints, warns of and logs meanwhile is
+dropped, in the thread that traces and in no other.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from itertools import count
-from typing import Any, Final, TextIO
+from typing import Any, Final, NamedTuple, TextIO
 
 from jaxd.interop.jax_runtime import PRNGKeys, to_jax_keys
 from jaxd.interop.lazy_array import ArrayLike, LazyArray
@@ -44,16 +44,21 @@ def without_data(
     args: tuple[Any, ...], kwargs: Mapping[str, Any], statics: StaticArgs
 ) -> Arguments:
     """The arguments of a call with zeros in place of the data that is traced."""
-    if "flax.nnx" in sys.modules:
-        from jaxd_protocol.jit.nnx_objects import register_parts
-
-        with suppress(ValueError):  # they are registered already
-            register_parts()
+    _register_parts()
     positions = statics.at(len(args))
     return (
         tuple(x if i in positions else _emptied(x) for i, x in enumerate(args)),
         {name: x if name in statics.names else _emptied(x) for name, x in kwargs.items()},
     )
+
+
+def _register_parts() -> None:
+    """Has jax know the parts of nnx objects, where there may be any."""
+    if "flax.nnx" in sys.modules:
+        from jaxd_protocol.jit.nnx_objects import register_parts
+
+        with suppress(ValueError):  # they are registered already
+            register_parts()
 
 
 def _emptied(value: Any) -> Any:
@@ -87,12 +92,87 @@ def _empty_leaf(leaf: Any) -> Any:
     return leaf
 
 
+class LoweredHere(NamedTuple):
+    """What jax of this process has made of a function.
+
+    Attributes:
+        lowered: jax's own.
+        jitted: the function under `jax.jit`, which was traced.
+        options: those of the function.
+    """
+
+    lowered: Any
+    jitted: Any
+    options: Options
+
+
+@contextmanager
+def _calls_inside() -> Iterator[None]:
+    token = _keeps_calls.set(True)
+    try:
+        yield
+    finally:
+        _keeps_calls.reset(token)
+
+
+def jitted_here(spec: FunctionSpec) -> Any:
+    """The function under `jax.jit`, for arguments in which `wrap_untraceable_arguments` was."""
+    import jax
+
+    _register_parts()
+    options = Options.from_bytes(spec.options)
+    plain = untransformed(spec.snapshot.function)
+    function = apply_transformations(plain, options.transformations)
+    opened = unwrapping_arguments(refusing_lost_updates(function), spec.statics)
+    return jax.jit(opened, **options.jit_arguments())
+
+
+def run_jitted(jitted: Any, statics: StaticArgs, arguments: Arguments) -> Any:
+    """The result of a function that `lower_here` has put under `jax.jit`; jax compiles it.
+
+    Raises:
+        Exception: what the function raises where jax traces it again, and jax's own errors.
+    """
+    args, kwargs = arguments
+    with suppress(ArgumentError):  # then jax decides
+        args, kwargs = wrap_untraceable_arguments(args, kwargs, statics)
+    with _calls_inside():
+        return jitted(*args, **kwargs)
+
+
+def lower_here(
+    spec: FunctionSpec, arguments: Arguments, platform: str | None = None
+) -> LoweredHere:
+    """Traces and lowers a function in this process, as a server does it with its code.
+
+    Persistent functions that it calls are a part of it, once `keep_calls_inside` was called.
+
+    Args:
+        spec: the function.
+        arguments: of the call.
+        platform: what it is lowered for; None: what this process computes on.
+
+    Raises:
+        Exception: what the function raises, and jax's own errors.
+    """
+    options = Options.from_bytes(spec.options)
+    jitted = jitted_here(spec)
+    config = {**CONFIG_DEFAULTS, **dict.fromkeys(LOCAL, False), **dict(options.config)}
+    with _calls_inside(), local_jax_settings(tuple(config.items())):
+        args, kwargs = arguments
+        with suppress(ArgumentError):  # then jax decides
+            args, kwargs = wrap_untraceable_arguments(args, kwargs, spec.statics)
+        platforms = None if platform is None else (platform,)
+        lowered = jitted.trace(*args, **kwargs).lower(lowering_platforms=platforms)
+    return LoweredHere(lowered, jitted, options)
+
+
 def lower_again(
     spec: FunctionSpec, arguments: Arguments, platform: str | None
 ) -> tuple[Any, Options]:
     """What jax of this process makes of a function now, and the options that it has.
 
-    Nothing that jax has traced before is used.
+    Nothing that jax has traced before is used, and nothing of the trace is seen.
 
     Args:
         spec: the function.
@@ -105,23 +185,12 @@ def lower_again(
     Raises:
         Exception: what the function raises, and jax's own errors.
     """
-    import jax
-
-    options = Options.from_bytes(spec.options)
-    plain = untransformed(spec.snapshot.function)
-    function = apply_transformations(plain, options.transformations)
-    opened = unwrapping_arguments(refusing_lost_updates(function), spec.statics)
-    config = {**CONFIG_DEFAULTS, **dict.fromkeys(LOCAL, False), **dict(options.config)}
-    with _tracing_again(), local_jax_settings(tuple(config.items())), _apart_from_earlier_traces():
-        args, kwargs = arguments
-        with suppress(ArgumentError):  # then jax decides
-            args, kwargs = wrap_untraceable_arguments(args, kwargs, spec.statics)
-        jitted = jax.jit(opened, **options.jit_arguments())
-        platforms = None if platform is None else (platform,)
-        lowered = jitted.trace(*args, **kwargs).lower(lowering_platforms=platforms)
-    return lowered, options
+    with _tracing_again(), _apart_from_earlier_traces():
+        found = lower_here(spec, arguments, platform)
+    return found.lowered, found.options
 
 
+_keeps_calls: Final[ContextVar[bool]] = ContextVar("keeps calls inside", default=False)
 _serials: Final = count()
 
 
@@ -244,7 +313,7 @@ _CALLS_INSIDE: Final = "_jaxd_calls_inside"
 
 
 def keep_calls_inside(wrapper: type[FunctionWrapper]) -> None:
-    """Has functions of that class that another one calls in a second trace stay in that trace.
+    """Has functions of that class that another one calls in `lower_here` stay in that trace.
 
     As on the server: see `jaxd_protocol.jit.nested`.
     """
@@ -254,7 +323,7 @@ def keep_calls_inside(wrapper: type[FunctionWrapper]) -> None:
 
     @functools.wraps(plain)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if _is_tracing_again.get():
+        if _keeps_calls.get():
             return call_jitted(self.__wrapped__, jit_options_of(self) or (), args, kwargs)
         try:
             return plain(self, *args, **kwargs)

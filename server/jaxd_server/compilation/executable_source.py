@@ -8,11 +8,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from jaxd_protocol.errors import JaxdError, LimitExceeded
+from jaxd_protocol.jax_objects.lowered_bytes import NotTransferable
+from jaxd_protocol.jax_objects.program_bytes import Serialized
 from jaxd_protocol.jit.settings import when_run
 from jaxd_protocol.jit.static_args import dynamic
 from jaxd_server.cache.shared_store import Waiting
@@ -23,12 +25,11 @@ from jaxd_server.compilation.compiling.builds import check_not_abandoned, curren
 from jaxd_server.compilation.compiling.compiler import Compiler, LoweredFunction, explained
 from jaxd_server.compilation.compiling.executable import Costs, Executable
 from jaxd_server.compilation.compiling.program import Program
-from jaxd_server.compilation.disk_cache.programs import ProgramCache
+from jaxd_server.compilation.disk_cache.programs import NotStored, ProgramCache
 from jaxd_server.compilation.disk_cache.records import call_name
 from jaxd_server.compilation.functions.function import Function
 from jaxd_server.compilation.functions.table import Functions
 from jaxd_server.compilation.program_source import ProgramSource
-from jaxd_server.jax_compat.lowered_transfer import NotTransferable
 from jaxd_server.runtime.counters import Counters, Counts
 from jaxd_server.runtime.imported_packages import Change, Dependencies, ImportedPackages
 from jaxd_server.runtime.logs import log_event
@@ -245,6 +246,40 @@ class ExecutableSource:
         self._counters.add(own, executable_loads=1, load_s=costs.paid_s)
         result = replace(executable, key=function.key, device=device, program=program, costs=costs)
         return BuildResult(result, "load", name=executable.kept_as)
+
+    def compiled(self, request: BuildRequest, lowered: LoweredFunction) -> Serialized:
+        """The bytes of a program that a client has lowered, compiled once for all who ask.
+
+        It is kept by what it is, and no key leads to it: only a trace of this server's own may say
+        what a key stands for.
+
+        Args:
+            request: for whom, and how; of its function the name and the options count.
+            lowered: the program.
+
+        Raises:
+            LimitExceeded: when nothing more is built for the caller now.
+            NotSerializable: when the program cannot be written.
+            Exception: jax's own errors.
+        """
+        cache, programs = self._program_cache, self.programs
+        if cache is not None and cache.has_program(lowered.program):
+            with suppress(NotStored):
+                return cache.bytes_of(lowered.program)
+        self._quota.require(request.principal)
+        if self._building is not None:
+            lowered = self._building.compiled_there(request, lowered)
+        with (
+            self._counters.on_behalf_of(request.counts),
+            self._turn(request, is_elsewhere=lowered.elsewhere is not None),
+        ):
+            program, _ = programs.of(request, lowered, is_kept=True)
+        written = programs.bytes_of(program)
+        programs.ahead[program.id] = program  # the trace that may follow finds it
+        if cache is not None and not cache.has_program(program.id):
+            program.written = written
+            cache.keep_program(program)
+        return written
 
     def discard(self, executable: Executable) -> None:
         """Forgets the program of an executable that does not run; see `ProgramSource.discard`."""

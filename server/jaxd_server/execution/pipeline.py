@@ -26,6 +26,7 @@ from jaxd_protocol.messages.report import Use
 from jaxd_protocol.pytree import Layout
 from jaxd_server.codec.arguments import Arguments, build_arguments, donated_leaves, leaves_of
 from jaxd_server.compilation.compiling.build_request import BuildRequest
+from jaxd_server.compilation.compiling.compiler import LoweredFunction
 from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.compiling.program import Program, identity_of
 from jaxd_server.compilation.disk_cache.programs import ProgramCache
@@ -172,6 +173,10 @@ class Pipeline:
     def bytes_of(self, program: Program) -> Serialized:
         """The bytes of a program; see `ProgramSource.bytes_of`."""
         return self._source.programs.bytes_of(program)
+
+    def compiled(self, request: BuildRequest, lowered: LoweredFunction) -> Serialized:
+        """The bytes of a lowered program; see `ExecutableSource.compiled`."""
+        return self._source.compiled(request, lowered)
 
     def _failed(self, call: Call, error: BaseException) -> Reply:
         self.counters.add(call.session.counts, calls=1, failed_calls=1)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxlib.mlir import ir
 from jaxlib.version import __version__ as jaxlib_version
 
+from jaxd_protocol.jax_objects.lowered_bytes import bound_by
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.jit.program_identity import in_types, program_digest
 
@@ -154,16 +155,10 @@ def _out_avals(lowered: Any) -> list[Any]:
 
 def _obstacle(lowered: Any) -> Obstacle | None:
     facts = lowered._lowering.compile_args
+    bound = bound_by(lowered)
+    if bound is not None:
+        return bound
     types = in_types(facts) + facts["global_out_avals"]
-    by_kind: dict[Obstacle, Any] = {
-        "callbacks": facts["host_callbacks"] or facts["keepalive"],
-        "references": facts["mut"],
-        "effects": facts["ordered_effects"] or facts["unordered_effects"],
-        "constants": lowered._lowering.const_args,
-    }
-    for kind, found in by_kind.items():
-        if found:
-            return kind
     if not all(_is_ordinary(aval) for aval in types):
         return "types"
     if not _is_ours_to_load(lowered._lowering):

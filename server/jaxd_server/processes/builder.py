@@ -20,18 +20,19 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, TypeVar
 
 from jaxd_protocol.errors import JaxdError
+from jaxd_protocol.jax_objects.lowered_bytes import NotTransferable, pack_lowered
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.jit.static_args import dynamic
 from jaxd_protocol.messages.failures import Failure, decode_failure, encode_failure
 from jaxd_protocol.messages.recorded_reads import ProcessRead, RecordedRead
 from jaxd_protocol.packages.distributions import Package
 from jaxd_server.codec.arguments import Arguments, build_arguments, parse_arguments, structure_of
-from jaxd_server.codec.results import result_layout
 from jaxd_server.compilation.compiling.compiler import (
     Compiled,
     Compiler,
     LoweredFunction,
     explained,
+    received,
 )
 from jaxd_server.compilation.disk_cache.records import call_name
 from jaxd_server.compilation.functions.function import Described, Function
@@ -61,7 +62,6 @@ from jaxd_server.compilation.remote_build.messages import (
 )
 from jaxd_server.jax_compat import lowered_transfer, programs
 from jaxd_server.jax_compat.config import set_default_settings
-from jaxd_server.jax_compat.lowered_transfer import NotTransferable, pack_lowered
 from jaxd_server.jax_compat.programs import NotSerializable, serialized
 from jaxd_server.runtime import logs
 from jaxd_server.runtime.child_startup import die_with_the_parent, exit_process, read_argument
@@ -163,8 +163,9 @@ class Builder:
                 del self._tracing[order.number]
         if isinstance(order, CompileOrder):
             self._lowered = None
-            received = _LoweredOrder(order.name, order.options, _received(order))
-            return self._compile(order.number, received, order.device)
+            lowered = received(order.program, order.lowered)
+            given = _LoweredOrder(order.name, order.options, lowered)
+            return self._compile(order.number, given, order.device)
         assert self._lowered is not None
         if isinstance(order, CompileLowered):
             return self._compile(order.number, self._lowered, order.device)
@@ -361,12 +362,6 @@ class _LoweredOrder(NamedTuple):
     name: str
     options: Options
     lowered: LoweredFunction
-
-
-def _received(order: CompileOrder) -> LoweredFunction:
-    """A program that the worker has lowered; how its results travel is not known here."""
-    form = result_layout([], structure_of(((), {})))
-    return LoweredFunction(order.program, None, form, None, 0.0, order.lowered)
 
 
 class _Drained(Counters):

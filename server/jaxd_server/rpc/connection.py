@@ -36,7 +36,7 @@ from jaxd_server.rpc.services import (
     VALUE_VERBS,
     check_arguments,
 )
-from jaxd_server.rpc.services.programs import offered_program
+from jaxd_server.rpc.services.programs import PROGRAM_VERBS, ProgramService
 from jaxd_server.rpc.services.values import ValueService
 from jaxd_server.rpc.sessions import Session, SessionState
 from jaxd_server.rpc.worker_context import SILENCE_S, STALL_S, WorkerContext
@@ -334,13 +334,10 @@ class ServerConnection(BulkConnection):
             return worker_context.stages.answer(
                 self._client, args, buffers, session.principal, session.counts
             )
-        if verb == "program":
-            return offered_program(
-                worker_context.pipeline,
-                worker_context.options,
-                session.principal,
-                session.device,
-                args,
+        if verb in PROGRAM_VERBS:
+            pipeline, options = worker_context.pipeline, worker_context.options
+            return ProgramService(pipeline, options, session, self._client).answer(
+                verb, args, buffers
             )
         return worker_context.operations.answer(verb, args, session.principal)
 

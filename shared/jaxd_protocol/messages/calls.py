@@ -45,6 +45,9 @@ Each line is an rpyc request to the peer's root; `[…]` is sent as buffers besi
               jaxlib}, skeleton) [program]  or  (OK, JSON {refused, again}, b"")
               what answers such calls, for the client to run, without its bytes where these are
               more than `most`; the skeleton is the result's
+      ready(key, skeleton, fingerprint) → JSON {ready}   whether such a call is answered untraced
+      compile(name, options) [lowered program] → (OK, JSON, b"") [program]      as `program`:
+              what the client has traced and lowered, under a name that is its content
       devices() → JSON                        the devices, and that of this session
       recent(count) → JSON                    the last builds, and why each was made
       functions() → JSON {functions, totals}  known functions, what they cost and have saved

@@ -315,7 +315,7 @@ def test_a_program_that_calls_lapack_works_in_a_fresh_process(tmp_path: Path) ->
 
 LOWER_INVERSE = """
 import sys, jax, numpy as np
-from jaxd_server.jax_compat.lowered_transfer import pack_lowered
+from jaxd_protocol.jax_objects.lowered_bytes import pack_lowered
 from jaxd_server.jax_compat.programs import prepare
 assert prepare() == ()
 lowered = jax.jit(jax.numpy.linalg.inv).lower(np.ones((3, 3), np.float32))

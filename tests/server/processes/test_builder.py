@@ -19,6 +19,7 @@ import pytest
 
 from jaxd_protocol.errors import ResultError
 from jaxd_protocol.jax_objects.arrays import key_array, weak_array
+from jaxd_protocol.jax_objects.lowered_bytes import pack_lowered
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.jit.static_args import dynamic
 from jaxd_protocol.messages.failures import decode_failure
@@ -46,7 +47,7 @@ from jaxd_server.compilation.remote_build.messages import (
 )
 from jaxd_server.jax_compat.config import configured
 from jaxd_server.jax_compat.lowered import out_leaves
-from jaxd_server.jax_compat.lowered_transfer import can_unpack, pack_lowered, unpack_lowered
+from jaxd_server.jax_compat.lowered_transfer import can_unpack, unpack_lowered
 from jaxd_server.jax_compat.programs import compile_flat, load
 from jaxd_server.runtime.counters import Counters
 from jaxd_server.runtime.events import SILENT, Emit

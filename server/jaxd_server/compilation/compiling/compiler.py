@@ -19,7 +19,7 @@ from jaxd_protocol.jax_objects.program_bytes import Serialized
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.jit.program_identity import program_text
 from jaxd_protocol.messages.recorded_reads import RecordedRead
-from jaxd_server.codec.arguments import Arguments
+from jaxd_server.codec.arguments import Arguments, structure_of
 from jaxd_server.codec.results import ResultLayout, result_layout
 from jaxd_server.compilation.compiling.builds import BuildRoom
 from jaxd_server.compilation.compiling.program import Program
@@ -106,6 +106,17 @@ class LoweredFunction:
     reads: tuple[RecordedRead, ...] = ()
     dependencies: Dependencies | None = None
     elsewhere: Elsewhere | None = None
+
+
+def received(program: bytes, lowered: Any) -> LoweredFunction:
+    """A program that another process has lowered; how its results travel is not known here.
+
+    Args:
+        program: sixteen bytes that name it.
+        lowered: see `LoweredFunction`.
+    """
+    form = result_layout([], structure_of(((), {})))
+    return LoweredFunction(program, None, form, None, 0.0, lowered)
 
 
 class Shown(NamedTuple):

@@ -251,12 +251,23 @@ class ProgramCache:
         """
         self._suspects.add(id)
 
-    def _has_program(self, id: bytes) -> bool:  # noqa: A002
+    def has_program(self, id: bytes) -> bool:  # noqa: A002
+        """Whether a program is on disk, and not known to fail."""
         return id not in self._suspects and self.store.has("programs", id)
+
+    def keep_program(self, program: Program) -> None:
+        """Writes a program that no call leads to, in the background."""
+        self._queue.put(partial(self._keep_alone, program))
+
+    def _keep_alone(self, program: Program) -> None:
+        try:
+            self._keep_program(program)
+        except Exception as error:  # noqa: BLE001  the server goes on without
+            log_event("program_not_kept", function=program.id.hex(), reason=str(error))
 
     def _keep_program(self, program: Program) -> None:
         """Raises `NotSerializable` when it cannot be written."""
-        if self._has_program(program.id):
+        if self.has_program(program.id):
             self.store.publish("programs", program.id)
             return
         if not program.is_original:
@@ -293,7 +304,7 @@ class ProgramCache:
     def has(self, name: bytes) -> bool:
         """Whether the program of a call is there, and its packages are the same."""
         kept = self._usable(name)
-        return kept is not None and self._has_program(kept.program)
+        return kept is not None and self.has_program(kept.program)
 
     def _usable(self, name: bytes) -> CallRecord | None:
         """The record of a call, if it has a program and its packages are the same."""

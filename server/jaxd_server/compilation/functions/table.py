@@ -196,6 +196,19 @@ class Functions:
                 )
         return self._confirmed(known, source) if self._confirming else known
 
+    def kept(self, key: bytes) -> Function | None:
+        """The function of a key, if it is in memory or on disk; asks no client."""
+        found = self._functions.use(key)
+        if found is not None or self._program_cache is None:
+            return found
+        return self._program_cache.function(key)
+
+    def reads_more(self, function: Function | None, fingerprint: bytes) -> bool:
+        """Whether functions of a walk's fingerprint are known to read more than this one counts."""
+        manifest = None if function is None else function.described.manifest
+        counted = () if manifest is None else [each.read for each in manifest.reads]
+        return not {*self._known_reads(fingerprint)} <= {*counted}
+
     def _known(self, key: bytes, source: FunctionSource) -> Function | None:
         found = self._functions.use(key)
         return found or self._functions.use(_private(key, source.owner))

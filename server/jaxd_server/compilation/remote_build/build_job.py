@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from typing import Any, Final, TypeVar
 
 from jaxd_protocol.errors import InternalError
+from jaxd_protocol.jax_objects.lowered_bytes import NotTransferable, pack_lowered
 from jaxd_protocol.messages.failures import ForwardedFailure
 from jaxd_server.codec.arguments import structure_of
 from jaxd_server.codec.results import ResultLayout, rebind_form
@@ -37,7 +38,6 @@ from jaxd_server.compilation.remote_build.messages import (
     ShowOrder,
     sent_data,
 )
-from jaxd_server.jax_compat.lowered_transfer import NotTransferable, pack_lowered
 from jaxd_server.runtime.events import Emit, OutputOnce
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.user_code.client_process import Ask

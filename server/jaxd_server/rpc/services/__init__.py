@@ -41,10 +41,12 @@ SERVICE_VERBS: Final[Mapping[str, tuple[_Types, ...]]] = {
     "cancel_call": ((str,),),
     "stages": ((bytes, bytes, str, str, bool),),
     "program": ((bytes, bytes, int),),
+    "ready": ((bytes, bytes, bytes),),
+    "compile": ((str, bytes),),
     "profile": ((str, int),),
     "traced": ((bytes,),),
 }
-"""The same for `AdminService`, `Stages` and `offered_program` as well."""
+"""The same for `AdminService`, `Stages` and `ProgramService` as well."""
 
 
 def check_arguments(verb: str, args: tuple[Any, ...]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from jaxd_protocol.errors import DeadlineExceeded, InternalError
+from jaxd_protocol.jax_objects.lowered_bytes import NotTransferable
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.messages.failures import ForwardedFailure, encode_failure
 from jaxd_protocol.packages.distributions import package_of
@@ -29,7 +30,6 @@ from jaxd_server.compilation.remote_build.messages import (
     Refused,
     SideEffects,
 )
-from jaxd_server.jax_compat.lowered_transfer import NotTransferable
 from jaxd_server.jax_compat.programs import serialized
 from jaxd_server.runtime.counters import Counters
 from jaxd_server.runtime.events import SILENT
