@@ -61,6 +61,7 @@ class Session:
         output_printer: gives the printer of the output of calls.
         transfer_router: gives the router of large arrays.
         fallbacks: the calls that ran in this process and were not reported yet.
+        has_device: whether the server runs calls.
         accepts: what the server takes, "code" or "exported"; None before the first connection.
         platform: what it computes on.
         keeps_use: whether `use` is asked once more before this process exits.
@@ -96,6 +97,7 @@ class Session:
         self._outage: Outage | None = None
         self._grace_s: float | None = None
         self.accepts: str | None = None
+        self.has_device = True
         self.platform = "cpu"
         self._use: dict[str, float] = {}
         self.outages = 0
@@ -355,6 +357,7 @@ class Session:
         self._grace_s = _seconds_in(welcome.get("session_grace_s"))
         self.window = threading.BoundedSemaphore(int(welcome["slots"]))
         self.accepts = welcome.get("accept", "code")
+        self.has_device = welcome.get("has_device", True)
         self.platform = welcome.get("platform", "cpu")
         self.warning_queue.compare_versions(welcome["peer"].versions)
         if connection.notice:

@@ -107,7 +107,7 @@ def refusal(session: Session, connection: ClientConnection) -> str | None:
         if theirs.get(name) != version:
             return f"the server has {name} {theirs.get(name)}, and this process {version}"
     platform = default_platform(session.platform)
-    if platform != session.platform:
+    if session.has_device and platform != session.platform:
         return f"the server computes on {session.platform}, and jax of this process on {platform}"
     return None
 
@@ -300,6 +300,10 @@ class LocalCalls:
         return True
 
 
+class _Changed(Exception):
+    """A function reads more of this process than was known; its next snapshot holds it."""
+
+
 class StaticNode(NamedTuple):
     """What is static in an object that is a node of jax, at the top of an argument.
 
@@ -466,7 +470,10 @@ class HereCaller(Caller):
             return ELSEWHERE
         result = ELSEWHERE if local is None else local.run(args, kwargs)
         if result is ELSEWHERE:
-            result = self._run_described(snapshots, spec, config, args, kwargs)
+            try:
+                result = self._run_described(snapshots, spec, config, args, kwargs)
+            except _Changed:
+                return self.run(snapshots, config, args, kwargs)
         calls_here.count += result is not ELSEWHERE
         return result
 
@@ -501,16 +508,28 @@ class HereCaller(Caller):
     def _found(
         self, local: LocalCalls, spec: FunctionSpec, skeleton: bytes
     ) -> Taken | Jitted | None:
-        """What answers calls with a skeleton here now; None where nothing does."""
+        """What answers calls with a skeleton here now; None where nothing does.
+
+        Raises:
+            _Changed: as `_check_unchanged`.
+        """
         found = local.found.get(skeleton)
         if found is None and local.may_ask(skeleton):
             self._take(local, spec, skeleton, SMALL_BYTES)
             found = local.found.get(skeleton)
         if skeleton in local.pending:
             local.settle(skeleton)
-            if not spec.snapshot.guards.hold():  # it reads more of this process than was known
-                return None
+            self._check_unchanged(spec)
         return None if isinstance(found, str) else found
+
+    def _check_unchanged(self, spec: FunctionSpec) -> None:
+        """To be called when the server has built something of a function.
+
+        Raises:
+            _Changed: when it reads more of this process than was known, which is another key.
+        """
+        if not (spec.snapshot.is_pinned or spec.snapshot.guards.hold()):
+            raise _Changed
 
     def _run_jitted(self, spec: FunctionSpec, given: Arguments) -> Any:
         """The result of a call that jax answers here as if there were no server; else `ELSEWHERE`.
@@ -534,6 +553,7 @@ class HereCaller(Caller):
 
         Raises:
             PlaceRefused: as `_may_take`.
+            _Changed: as `_check_unchanged`.
             Exception: what the function raises while it is traced, and what jax raises.
         """
         if is_staged() or Options.from_bytes(spec.options).device:
@@ -542,9 +562,51 @@ class HereCaller(Caller):
         local = self._local_calls(spec)
         if local is None or self.session.accepts != "code":
             return ELSEWHERE
-        if refusal(self.session, connection) or misses.is_answered(connection, spec, skeleton):
-            local.answered[skeleton] = None
+        if refusal(self.session, connection):
             return ELSEWHERE
+        is_fit = default_platform(self.session.platform) == self.session.platform
+        if is_fit and misses.is_answered(connection, spec, skeleton):
+            kept = self._kept(misses, local, spec, skeleton)
+            if kept is None:
+                return ELSEWHERE
+            if isinstance(kept, Taken):
+                return local.run_found(kept, given)
+        return self._run_traced(misses, connection if is_fit else None, spec, skeleton, given)
+
+    def _kept(
+        self, misses: OwnMisses, local: LocalCalls, spec: FunctionSpec, skeleton: bytes
+    ) -> Taken | str | None:
+        """The program of calls that the server knows, or why it gives none; None: it answers them.
+
+        Raises:
+            _Changed: as `_check_unchanged`.
+        """
+        if self.session.has_device:
+            local.answered[skeleton] = None
+            return None
+        with suppress(Exception):  # whatever it is, the function is traced here
+            misses.warm(spec, skeleton)
+            self._take(local, spec, skeleton, _ANY_SIZE)
+        self._check_unchanged(spec)
+        found = local.found.pop(skeleton, "")
+        if isinstance(found, Taken):
+            local.found[skeleton] = found
+        return found if isinstance(found, Taken) else "it gives none"
+
+    def _run_traced(
+        self,
+        misses: OwnMisses,
+        connection: ClientConnection | None,
+        spec: FunctionSpec,
+        skeleton: bytes,
+        given: Arguments,
+    ) -> Any:
+        """The result of a call whose function is traced here.
+
+        Raises:
+            Exception: what the function raises while it is traced, and what jax raises.
+        """
+        local: LocalCalls = spec.local
         arguments, _ = fetched(given)
         made = misses.answer(connection, spec, skeleton, arguments)
         local.is_due = True

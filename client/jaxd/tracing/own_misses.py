@@ -63,7 +63,7 @@ class OwnMiss(NamedTuple):
 
 
 def _compiled(
-    connection: ClientConnection, spec: FunctionSpec, found: LoweredHere
+    connection: ClientConnection | None, spec: FunctionSpec, found: LoweredHere
 ) -> tuple[dict[str, Any], bytes]:
     """The compiled program: what the server says of it, and its bytes.
 
@@ -71,6 +71,8 @@ def _compiled(
         NotTransferable: when it is for this process alone.
         BaseException: what the server answers.
     """
+    if connection is None:
+        raise NotTransferable("devices that the server has no compiler for")
     if devices_of(found.lowered) != [0]:
         raise NotTransferable("other devices than the first")
     data = memoryview(pack_lowered(found.lowered))
@@ -135,7 +137,7 @@ class OwnMisses:
 
     def answer(
         self,
-        connection: ClientConnection,
+        connection: ClientConnection | None,
         spec: FunctionSpec,
         skeleton: bytes,
         arguments: Arguments,
@@ -143,7 +145,8 @@ class OwnMisses:
         """What answers calls with such arguments here, and the trace that it comes from.
 
         Args:
-            connection: to a server from which programs are taken.
+            connection: to a server from which programs are taken; None: it has no compiler for
+                the devices of this process.
             spec: the function.
             skeleton: of the arguments.
             arguments: as jax takes them.
@@ -167,6 +170,17 @@ class OwnMisses:
         """What answers calls here whose arguments nobody else could be told of."""
         call = partial(run_jitted, jitted_here(spec), spec.statics)
         return Jitted(call, "an argument that cannot travel")
+
+    def warm(self, spec: FunctionSpec, skeleton: bytes) -> dict[str, Any]:
+        """Has the server build such calls, or load them; its report.
+
+        Raises:
+            BaseException: what the function raises there.
+            JaxdError: when it cannot be reached.
+        """
+        request = WarmRequest(spec, skeleton, b"", (), None, "auto")
+        self._caller.register(spec)
+        return warm_report(self._caller, request, SilentCall)
 
     def build_key(self, miss: OwnMiss) -> None:
         """Has the server build the key of what was traced here, in the background."""
@@ -205,8 +219,7 @@ class OwnMisses:
             BaseException: why the server cannot build the key.
         """
         request = WarmRequest(miss.spec, miss.skeleton, b"", (), None, "auto")
-        self._caller.register(miss.spec)
-        there = warm_report(self._caller, request, SilentCall)["program"]["id"]
+        there = self.warm(miss.spec, miss.skeleton)["program"]["id"]
         if there == miss.program or not there:
             return ""
         text = str(ask_stage(self._caller, request, "program")["text"])

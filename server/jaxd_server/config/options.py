@@ -245,6 +245,12 @@ class ServerOptions:
         shown="all",
         more=". See [GPUs](gpu.md)",
     )
+    no_device: bool = _device(
+        _SWITCH,
+        "take no device: compile and keep programs for processes that run them",
+        default=False,
+        more=", see [a server without a device](place.md#a-server-without-a-device)",
+    )
     devices_per_session: int = _device(
         _COUNT,
         "devices of one client process, as far as there are enough; its calls run on the first",

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol
 
-from jaxd_protocol.errors import Cancelled
+from jaxd_protocol.errors import Cancelled, PlaceRefused
 from jaxd_protocol.jax_objects.program_bytes import Serialized
 from jaxd_protocol.jit.static_args import dynamic
 from jaxd_protocol.messages.calls import FAILED, OK
@@ -86,6 +86,7 @@ class Pipeline:
         uses: what was saved for whom, and spent.
         oom_handler: what is done when the device has no room.
         crash_guard: which calls are run alone, or not at all.
+        has_device: whether calls run here; else they are only warmed.
         touched: the executables of which something was counted, and what is counted of their
             functions. Who takes one out sets `is_touched` to False, and then reads.
     """
@@ -101,6 +102,7 @@ class Pipeline:
         program_cache: ProgramCache | None = None,
         packages: PackageWatch | None = None,
     ) -> None:
+        self.has_device = True
         self.functions = functions
         self.executables = executables
         self.admission = admission
@@ -128,6 +130,20 @@ class Pipeline:
         """
         return self.start(call, plan)()
 
+    def require_device(self) -> None:
+        """Returns where calls run here.
+
+        Raises:
+            PlaceRefused: where the server has no device.
+        """
+        if not self.has_device:
+            raise PlaceRefused(
+                "this server has no device (--no-device): it compiles and keeps programs for "
+                "processes that run them. Use place='here' in a process that has jax, or a server "
+                "with a device: jaxd start. docs/place.md says which calls place='here' leaves to "
+                "a server."
+            )
+
     def start(self, call: Call, plan: Plan | None = None) -> Finish:
         """Starts a call; the device may still be at work when this returns. Never raises.
 
@@ -140,6 +156,8 @@ class Pipeline:
         """
         try:
             try:
+                if not (self.has_device or call.warm_only):
+                    self.require_device()
                 executable = None if plan is None else plan.executable
                 if plan and executable and self._is_current(call, executable):
                     return self._warm(call, plan, executable)

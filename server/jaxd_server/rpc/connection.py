@@ -43,6 +43,9 @@ from jaxd_server.rpc.worker_context import SILENCE_S, STALL_S, WorkerContext
 from jaxd_server.runtime.call_trace import ConnectionTrace, clock
 from jaxd_server.runtime.logs import log_event
 
+_OF_DEVICES: Final = frozenset({"put", "restore", "fetch", "part"})
+"""What needs arrays on this server."""
+
 _MAX_NAME: Final = 64
 _MAX_REPORTED: Final = 1 << 40
 _OF_FALLBACKS: Final = ("fallback_calls", "fallback_functions")
@@ -322,6 +325,8 @@ class ServerConnection(BulkConnection):
     def _serve(self, verb: str, args: tuple[Value, ...], buffers: Sequence[memoryview]) -> Reply:
         check_arguments(verb, args)
         worker_context, session = self._worker_context, self._session
+        if verb in _OF_DEVICES:
+            worker_context.pipeline.require_device()
         if verb in VALUE_VERBS:
             admission = worker_context.pipeline.admission
             with admission.shared(f"({verb})", leaves_values=verb == "put"):

@@ -13,6 +13,7 @@ from jaxd_protocol.errors import (
     ArgumentError,
     ConnectionLost,
     DeadlineExceeded,
+    PlaceRefused,
     ProtocolError,
     ResultError,
     ServerDraining,
@@ -344,3 +345,15 @@ def test_a_program_of_old_packages_is_said_to_be_one(harness: PipelineHarness) -
     assert "dependency lowlib 1.0 → 1.1" in told[0]["text"]
     assert harness.counts() == (1, 1)
     assert failure(harness, source, 1.5, strict=True)[1] == "PackageMismatch"
+
+
+def test_without_a_device_calls_are_only_warmed(harness: PipelineHarness) -> None:
+    """Before anything is built for one, and also where its program is in memory."""
+    source = Source(lambda x: x + 1)
+    harness.pipeline.has_device = False
+    for traced in (0, 1):
+        with pytest.raises(PlaceRefused, match="no device"):
+            harness.value(source, np.ones(2, np.float32))
+        assert harness.counts()[0] == traced
+        outcome, _ = harness.answer(source.call((np.ones(2, np.float32),), warm_only=True))
+        assert outcome[0] == OK

@@ -113,6 +113,8 @@ def _query_worker(address: Address) -> Report | None:
 def _report_lines(address: Address, report: Report) -> list[str]:
     host, seen = report["host"] or {}, report["worker"]
     lines = [f"{'server':<9} {address}", f"{'state':<9} {_state_line(report)}"]
+    if seen.get("has_device") is False:
+        lines.append(f"{'device':<9} none: calls run in processes with place='here'")
     if host:
         lines.append(
             f"{'host':<9} process {host['pid']}, up {duration(host['uptime_s'])}, "

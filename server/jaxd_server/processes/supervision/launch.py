@@ -46,6 +46,9 @@ def worker_environment(options: ServerOptions, inherited: Mapping[str, str]) -> 
     if options.devices is not None:
         # The numbers of nvidia-smi; CUDA's own order is by speed.
         environment |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": options.devices}
+    if options.no_device:
+        environment.pop("JAX_PLATFORM_NAME", None)
+        environment |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
     return environment
 
 

@@ -25,6 +25,9 @@ _COUNTS: Final = (
     *("running_calls", "held_calls", "queued_calls", "queued_builds"),
     *("bytes_received", "bytes_sent", "disk_bytes", "disk_files"),
 )
+NO_DEVICE: Final = "none (--no-device): it keeps programs for processes that run them"
+"""In place of the names of devices."""
+
 _LISTS: Final = ("running", "left_behind", "principals")
 
 
@@ -83,6 +86,7 @@ class WorkerReport:
             "max_frame_bytes": self._options.max_frame_bytes,
             "session_grace_s": self._options.session_grace_s,
             "accept": self._options.accept,
+            "has_device": not self._options.no_device,
             "machine": machine_id(),
             "platform": components.devices.platform,
             "devices": len(components.devices),
@@ -111,7 +115,7 @@ class WorkerReport:
             "pid": os.getpid(),
             "python": platform.python_version(),
             "versions": components.versions,
-            "devices": components.devices.names(),
+            "devices": [NO_DEVICE] if self._options.no_device else components.devices.names(),
             "listen": list(self.listening),
             "limits": {
                 "slots": self._options.slots,

@@ -80,6 +80,7 @@ class WorkerStatus:
             "disk_bytes": disk.bytes,
             "disk_files": disk.files,
             **self._worker_context.traffic.totals(),
+            **({} if self._pipeline.has_device else {"has_device": False}),
         }
 
     def _count_programs(self) -> int:

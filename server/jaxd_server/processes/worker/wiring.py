@@ -349,6 +349,7 @@ class WorkerComponents:
         compilation: _Compilation,
         report: Callable[[str, str], dict[str, Any]],
     ) -> WorkerContext:
+        self.pipeline.has_device = not options.no_device
         stages = Stages(
             self.pipeline, compilation.compiler, compilation.quota, compilation.building
         )

@@ -117,3 +117,10 @@ def test_a_start_that_fails_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch,
             launch([sys.executable], ServerOptions(), [], tenant=ALICE)
     until(lambda: threads.issuperset(threading.enumerate()))  # some may be about to end
     assert not files() - before
+
+
+def test_without_a_device_jax_takes_none() -> None:
+    """Whatever the environment says: the devices are those of the processes that call."""
+    inherited = {"JAX_PLATFORMS": "cuda", "JAX_PLATFORM_NAME": "gpu", "HOME": "/h"}
+    found = worker_environment(ServerOptions(no_device=True), inherited)
+    assert found == {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "HOME": "/h"}
