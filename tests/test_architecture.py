@@ -37,6 +37,7 @@ JAX_AT_IMPORT = (
     "server/jaxd_server/compilation/executables.py",
     "server/jaxd_server/compilation/program_source.py",
     "server/jaxd_server/jax_compat/",
+    "server/jaxd_server/processes/without_server.py",  # for a process that runs programs itself
     "server/jaxd_server/processes/worker/sizing.py",
     "server/jaxd_server/rpc/services/checkpoints.py",
     "server/jaxd_server/rpc/services/values.py",

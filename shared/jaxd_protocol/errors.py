@@ -317,6 +317,10 @@ class FallbackWarning(UserWarning):
     """A function runs under plain `jax.jit` in this process: the server cannot run it as it is."""
 
 
+class StoreWarning(UserWarning):
+    """Something is wrong with the store of programs that this process uses without a server."""
+
+
 class TracedReadWarning(UserWarning):
     """A function reads the clock, a file or a random state while it is traced.
 

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from jaxd.request.function_snapshot import FunctionSpec
     from jaxd.request.nnx import NnxCall, NnxCalls
     from jaxd.tracing.fallback import Fallback, LocalRun
+    from jaxd.tracing.from_store import StoreCalls
     from jaxd.tracing.inline import InlineFunction
 
 
@@ -91,7 +92,11 @@ class FunctionBinding(NamedTuple):
         return overridden(config, own) if own else config
 
     def run_here(
-        self, caller: Caller, config: Config, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        caller: Caller | StoreCalls,
+        config: Config,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
         """The result, where this process has the program of such calls; else `ELSEWHERE`.
 
@@ -495,7 +500,9 @@ class PersistentFunction(
         binding = self._binding
         caller = binding.find_caller()
         if caller is None:
-            return self._inlined().warm(args, kwargs)
+            own = self._store_calls()
+            found = own and own[0].warm(binding.snapshots, own[1], args, kwargs)
+            return found or self._inlined().warm(args, kwargs)
         from jaxd.dispatch import warm
 
         return self._attempt(
@@ -664,7 +671,27 @@ class PersistentFunction(
     # other ways to make a call -------------------------------------------------------------------
 
     def _call_inline(self, *args: Any, **kwargs: Any) -> Any:
+        own = self._store_calls()
+        if own is not None:
+            result = self._binding.run_here(*own, args, kwargs)
+            if result is not ELSEWHERE:
+                return result
         return self._inlined()(*args, **kwargs)
+
+    def _store_calls(self) -> tuple[StoreCalls, Config] | None:
+        """What runs its calls with programs of a store, and the configuration of this moment.
+
+        None where there is a server, or no store, or where jax has a setting that no key can have.
+        """
+        store = self._binding.find_caller.store
+        if store is None:
+            return None
+        from jaxd.tracing.from_store import store_calls
+
+        try:
+            return store_calls(store), self._binding.config()
+        except PackingError:
+            return None
 
     def _inlined(self) -> InlineFunction:
         """The function as `jax.jit` in this process."""

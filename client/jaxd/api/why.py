@@ -124,8 +124,8 @@ def running_server(caller: Caller | None) -> Caller:
     """
     if caller is None or caller.session.settings.inline:
         raise NoServer(
-            "JAXD_INLINE=1 means that this process uses no server, and plain jax.jit does not say "
-            "why it compiles. Unset JAXD_INLINE to ask a server."
+            "JAXD_INLINE=1 or JAXD_SERVER=none means that this process uses no server, and plain "
+            "jax.jit does not say why it compiles. Unset it to ask a server."
         )
     if caller.session.settings.server is None and not caller.session.connected:
         socket = LocalServerFiles.of_this_environment().socket

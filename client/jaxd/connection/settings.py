@@ -42,6 +42,9 @@ _CONFIG_TYPES: Mapping[str, type] = {
 }
 
 
+_NO_SERVER = "none"
+"""In place of an address: functions run in this process."""
+
 _EXAMPLES: Mapping[type, str] = {str: '"…"', bool: "true or false", int: "0"}
 
 
@@ -82,6 +85,8 @@ class Settings:
             `jaxd.tracing.verification`.
         place: where calls run once their program is known: "server", "here" or "auto"; see
             `jaxd.tracing.here`.
+        store: the store whose programs run in this process, which has no server; None: there is
+            none, see `jaxd.tracing.from_store`.
         snapshot_bytes, snapshot_s: see `RecoverySettings`.
     """
 
@@ -99,6 +104,7 @@ class Settings:
         "server",
         "snapshot_bytes",
         "snapshot_s",
+        "store",
         "token",
         "token_file",
         "verify",
@@ -119,6 +125,7 @@ class Settings:
         place: str = "server",
         snapshot_s: float = 0.0,
         snapshot_bytes: int = MAX_SNAPSHOT_BYTES,
+        store: str | None = None,
     ) -> None:
         self.server = server
         self.token = token
@@ -133,6 +140,7 @@ class Settings:
         self.place = place
         self.snapshot_s = snapshot_s
         self.snapshot_bytes = snapshot_bytes
+        self.store = store
 
     @property
     def retraces(self) -> bool:
@@ -178,15 +186,20 @@ class Settings:
         """
         file = _read_config()
         environment = os.environ
+        given = _address_of_arguments(server, host, port)
+        named = environment.get("JAXD_SERVER")
+        source = "JAXD_SERVER" if named else f"`server` in {config_file()}"
+        named = named or file.get("server")
+        is_inline = environment.get("JAXD_INLINE", "") not in {"", "0"}
+        has_none = given is None and named == _NO_SERVER
         return cls(
-            server=_address_of_arguments(server, host, port)
-            or _parse_address(environment.get("JAXD_SERVER"), "JAXD_SERVER")
-            or _parse_address(file.get("server"), f"`server` in {config_file()}"),
+            server=given or (None if has_none else _parse_address(named, source)),
             token=token or environment.get("JAXD_TOKEN", "").strip() or None,
             token_file=environment.get("JAXD_TOKEN_FILE") or file.get("token_file") or None,
             ca_file=environment.get("JAXD_CA_FILE") or file.get("ca_file") or None,
             autostart=environment.get("JAXD_AUTOSTART", "") != "0" and file.get("autostart", True),
-            inline=environment.get("JAXD_INLINE", "") not in {"", "0"},
+            inline=is_inline or has_none,
+            store=_store_of(environment) if has_none and not is_inline else None,
             compress=environment["JAXD_COMPRESS"] != "0"
             if environment.get("JAXD_COMPRESS")
             else file.get("compress", False),
@@ -224,6 +237,11 @@ class Settings:
             return read_token_file(os.path.expanduser(self.token_file))
         default = default_token_file()
         return read_token_file(default) if os.path.exists(default) else None
+
+
+def _store_of(environment: Mapping[str, str]) -> str | None:
+    named = environment.get("JAXD_STORE")
+    return None if named in (None, "", "none") else named
 
 
 def _address_of_arguments(

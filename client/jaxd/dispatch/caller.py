@@ -690,11 +690,15 @@ class CallerLookup:
         make: makes a caller that follows the settings.
         place: where calls run, see `jaxd.tracing.here`; None: as the settings say.
 
+    Attributes:
+        store: the store whose programs run in this process, from the first call on; None: there is
+            none, or there is a server.
+
     Raises:
         ConfigurationError: when an address is not usable.
     """
 
-    __slots__ = ("_address", "_changes", "_found", "_make")
+    __slots__ = ("_address", "_changes", "_found", "_make", "store")
 
     def __init__(
         self,
@@ -711,6 +715,7 @@ class CallerLookup:
         self._make = make
         self._address = server, host, port, token
         self._found: list[Caller | None] = []
+        self.store: str | None = None
         if caller is not None:
             self._found.append(None if caller.settings.retraces else caller)
         if server is not None or host is not None or port is not None:
@@ -724,5 +729,6 @@ class CallerLookup:
             settings = Settings.resolve(*self._address).replaced(**self._changes)
             is_inline = settings.inline or settings.retraces
             found = None if is_inline else default_caller(settings, self._make)
+            self.store = None if settings.retraces else settings.store
             self._found.append(found)
         return self._found[0]

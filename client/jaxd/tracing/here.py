@@ -773,7 +773,7 @@ class HereCaller(Caller):
                 return "" if report["again"] else str(report["refused"])
             if not frame.buffers:
                 return None
-            structure = _structure_of(spec, form, report["order"])
+            structure = structure_of_result(spec, form, report["order"])
             if structure is None:
                 return "its result is no tree of arrays to jax"
             return Taken(self._loaded(report, bytes(frame.buffers[0])), structure)
@@ -844,7 +844,7 @@ def wait_for_programs(seconds: float | None = None) -> None:
         caller.finish(seconds)
 
 
-def _structure_of(spec: FunctionSpec, form: bytes, order: list[int]) -> Any:
+def structure_of_result(spec: FunctionSpec, form: bytes, order: list[int]) -> Any:
     """jax's structure of a result; None where its leaves are not what the program returns."""
     snapshot = spec.snapshot
     with snapshot.pickling_context():

@@ -19,10 +19,11 @@ from jaxd_protocol.base.terminal import Parser, ago, size, table, truncate
 from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import cache_root, is_server_running, runtime_dir
+from jaxd_protocol.network.tokens import read_store_key
 from jaxd_server.cache.catalog import CachedCall, cached_calls, check_records, target_facts
 from jaxd_server.cache.directory import check_trusted, make_trusted
 from jaxd_server.cache.disk_usage import FolderUsage, usage
-from jaxd_server.cache.shared_store import pack, read_store_key, unpack
+from jaxd_server.cache.shared_store import pack, unpack
 from jaxd_server.cache.sweep import clear, kept_parts, purge, sweep
 from jaxd_server.config.argument_types import parse_size
 from jaxd_server.config.options import GIB

@@ -19,7 +19,7 @@ import stat
 import struct
 import zlib
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
 
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.pytree.literals import dump_literal, load_literal
@@ -159,7 +159,37 @@ def read_file(
         InvalidRecord: when it is anything else.
         OSError: when there is no such file, or it cannot be read now.
     """
-    header, stored = _read(path, payload=payload, sign=sign)
+    with _opened(path) as file:
+        size = _size(os.fstat(file.fileno()), is_ours=sign is None)
+        return read_record(file, size, kind, name, target, payload=payload, sign=sign)
+
+
+def read_record(
+    file: BinaryIO,
+    size: int,
+    kind: str,
+    name: bytes,
+    target: str,
+    *,
+    payload: bool = True,
+    sign: Sign | None = None,
+) -> Record:
+    """As `read_file`, of a file that is open.
+
+    Args:
+        file: at its beginning.
+        size: of all of it, in bytes.
+        kind: see `read_file`, as the others.
+        name: likewise.
+        target: likewise.
+        payload: likewise.
+        sign: likewise.
+
+    Raises:
+        InvalidRecord: when it is anything else.
+        OSError: when it cannot be read now.
+    """
+    header, stored = _read(file, size, payload=payload, sign=sign)
     if (header.kind, header.name, header.target) != (kind, name, target):
         raise InvalidRecord("it is the file of another record")
     return Record(header.content, _unpacked(header, stored) if payload else b"")
@@ -172,7 +202,9 @@ def read_header(path: str, *, check: bool = False) -> Header:
         InvalidRecord: when it is no whole record.
         OSError: when there is no such file, or it cannot be read now.
     """
-    header, stored = _read(path, payload=check)
+    with _opened(path) as file:
+        size = _size(os.fstat(file.fileno()), is_ours=True)
+        header, stored = _read(file, size, payload=check)
     if check:
         _unpacked(header, stored)
     return header
@@ -182,24 +214,27 @@ def _signature(header: Header, sign: Sign) -> bytes:
     return sign(dump_literal(tuple(header[:-1])))
 
 
-def _read(path: str, *, payload: bool, sign: Sign | None = None) -> tuple[Header, bytes]:
+def _opened(path: str) -> BinaryIO:
     try:
-        file = open(path, "rb", opener=_opener)  # noqa: SIM115  closed below
+        return open(path, "rb", opener=_opener)
     except OSError as error:
         if error.errno in _UNREADABLE_ERRNOS:
             raise InvalidRecord(f"it cannot be opened: {error.strerror}") from error
         raise
-    with file:
-        size = _size(os.fstat(file.fileno()), is_ours=sign is None)
-        start = _exactly(file.read(_START), _START)
-        length = _header_length(start, size)
-        data = _exactly(file.read(length), length)
-        header = _header(start, data)
-        if sign is not None and not hmac.compare_digest(_signature(header, sign), header.signature):
-            raise InvalidRecord("it is not signed with the key of this store")
-        if size != _START + length + header.stored:
-            raise InvalidRecord("it is cut off, or something was added")
-        return header, _exactly(file.read(header.stored), header.stored) if payload else b""
+
+
+def _read(
+    file: BinaryIO, size: int, *, payload: bool, sign: Sign | None = None
+) -> tuple[Header, bytes]:
+    start = _exactly(file.read(_START), _START)
+    length = _header_length(start, size)
+    data = _exactly(file.read(length), length)
+    header = _header(start, data)
+    if sign is not None and not hmac.compare_digest(_signature(header, sign), header.signature):
+        raise InvalidRecord("it is not signed with the key of this store")
+    if size != _START + length + header.stored:
+        raise InvalidRecord("it is cut off, or something was added")
+    return header, _exactly(file.read(header.stored), header.stored) if payload else b""
 
 
 def _opener(path: str, flags: int) -> int:

@@ -1,6 +1,6 @@
 """A store that the servers of several machines share: signed records, and leases of builds.
 
-The records are those of the cache. Others may be able to write to the folder, and what lies in it
+The records are those of the cache. Others may be able to write to the store, and what lies in it
 is code that runs. So each record is signed with a key that all who share the store have, and what
 is not signed with it is not there.
 
@@ -12,15 +12,11 @@ next one is taken by making its file, which only one process can do: two never t
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import io
-import json
 import os
 import re
 import secrets
-import socket
-import stat
 import tarfile
 import threading
 import time
@@ -30,14 +26,8 @@ from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.base.process import start_thread
 from jaxd_protocol.errors import ConfigurationError, JaxdError
-from jaxd_protocol.network.accounts import file_state
-from jaxd_protocol.network.tokens import (
-    checked_token,
-    config_dir,
-    made_token_file,
-    read_token_file,
-)
-from jaxd_server.cache.directory import TARGET_FILE, VERSION, Directory, Kind
+from jaxd_protocol.network.tokens import read_store_key, without_password
+from jaxd_server.cache.directory import VERSION, Directory, Kind
 from jaxd_server.cache.record_file import (
     InvalidRecord,
     Record,
@@ -46,6 +36,15 @@ from jaxd_server.cache.record_file import (
     read_file,
     read_header,
     write_file,
+)
+from jaxd_server.cache.store_files import (
+    Beat,
+    FolderFiles,
+    HeldFile,
+    StoreFiles,
+    UrlFiles,
+    is_url,
+    path_of,
 )
 from jaxd_server.cache.writer import Troubles
 from jaxd_server.runtime.logs import log_event
@@ -57,38 +56,13 @@ LEASE_S: Final = 10.0
 """A lease that its holder has not touched for so long is over."""
 
 _BEAT_S: Final = 2.0
-_STALE_S: Final = 3600.0
-"""Clocks of machines that share files differ by less; a lease that old is over at once."""
-
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 0.5
 _LEASES: Final = "leases"
 _MOST_WAIT_S: Final = 1800.0
 """Nobody waits longer for another machine: it builds by itself."""
 
-_READING: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_GENERATION: Final = re.compile("[0-9]{1,6}")
-_MOST_HOST: Final = 64
-_KEY_FILE: Final = "store.key"
 _TARGET: Final = re.compile("[0-9a-f]{16}")
-
-
-def read_store_key() -> str:
-    """The secret key of the user's stores.
-
-    That in `JAXD_STORE_KEY`, else in the file `JAXD_STORE_KEY_FILE`, else in `store.key` beside the
-    user's other settings, which is made where it is missing.
-
-    Raises:
-        ConfigurationError: when it is empty, can be guessed, or can be read by others, or its file
-            cannot be read or made.
-    """
-    key, file = os.environ.get("JAXD_STORE_KEY"), os.environ.get("JAXD_STORE_KEY_FILE")
-    if key is not None:  # an empty one is a secret that a CI has not given
-        return checked_token(key.strip(), "the key in JAXD_STORE_KEY")
-    if file is not None:
-        return read_token_file(file)
-    return made_token_file(os.path.join(config_dir(), _KEY_FILE))
 
 
 def signing(key: str) -> Sign:
@@ -110,67 +84,90 @@ class Waiting(NamedTuple):
 
 
 def open_shared_store(
-    folder: str | None,
+    store: str | None,
     target: str,
     facts: Mapping[str, str],
     *,
     read_only: bool = False,
 ) -> SharedStore | None:
-    """The store of a target in a folder; None: there is none.
+    """The store of a target; None: there is none.
 
     Or it cannot be used, which is logged.
 
     Args:
-        folder: where it is; None: there is none.
+        store: its folder, or a URL of fsspec; None: there is none.
         target: what the records are good for, 16 hex digits.
         facts: what these stand for, for people.
         read_only: whether nothing is written to it; `JAXD_STORE_READ_ONLY=1` says so as well.
     """
-    if folder is None:
+    if store is None:
         return None
     troubles = Troubles()
     read_only = read_only or os.environ.get("JAXD_STORE_READ_ONLY", "") not in ("", "0")
     try:
         key = read_store_key()
-        if not read_only:
-            os.makedirs(folder, exist_ok=True)
-            read_only = not os.access(folder, os.W_OK)
-        os.listdir(folder)
+        files, is_readable_only = _opened(path_of(store), target, facts, read_only=read_only)
     except (ConfigurationError, OSError) as error:
-        troubles.warn("store_refused", folder=folder, reason=str(error))
+        troubles.warn("store_refused", folder=without_password(store), reason=str(error))
         return None
-    log_event("store_opened", folder=folder, read_only=read_only)
-    return SharedStore(Directory(folder, target), key, troubles, facts, read_only=read_only)
+    read_only = read_only or is_readable_only
+    log_event("store_opened", folder=without_password(store), read_only=read_only)
+    return SharedStore(files, key, troubles, read_only=read_only, name=without_password(store))
+
+
+def _opened(
+    store: str, target: str, facts: Mapping[str, str], *, read_only: bool
+) -> tuple[StoreFiles, bool]:
+    """The files of a store, and whether they can only be read.
+
+    Raises:
+        ConfigurationError, OSError: when it cannot be opened.
+    """
+    if is_url(store):
+        files = UrlFiles(store, target, facts)
+        return files, files.is_web
+    if not read_only:
+        os.makedirs(store, exist_ok=True)
+    os.listdir(store)
+    return FolderFiles(Directory(store, target), facts), not os.access(store, os.W_OK)
 
 
 class SharedStore:
     """The records of one target that several servers share. Thread-safe.
 
-    Nothing here raises for what the disk does; each kind of trouble is logged once.
+    Nothing here raises for what the store does; each kind of trouble is logged once.
 
     Args:
-        directory: where they are.
+        files: where they are.
         key: the secret that they are signed with.
         troubles: where warnings go.
-        facts: what the target stands for, for people.
         read_only: whether nothing is written.
+        name: what people call the store.
+
+    Attributes:
+        name: the same.
+        read_only: likewise.
+        loaded: how many programs this process has taken from it.
+        added: how many it has added.
     """
 
     def __init__(
         self,
-        directory: Directory,
+        files: StoreFiles,
         key: str,
         troubles: Troubles,
-        facts: Mapping[str, str],
         *,
         read_only: bool = False,
+        name: str = "",
     ) -> None:
+        self.name = name
         self.read_only = read_only
-        self._directory = directory
+        self.loaded = self.added = 0  # counted by the threads that read and write; nearly right
+        self._files = files
+        self._directory = files.directory
         self._sign = signing(key)
         self._troubles = troubles
-        self._facts = facts
-        self._refused: dict[str, tuple[int, ...] | None] = {}  # by path; each step on it is atomic
+        self._refused: dict[str, object] = {}  # by path; each step on it is atomic
 
     # records -------------------------------------------------------------------------------------
 
@@ -178,19 +175,22 @@ class SharedStore:
         """The record; None when there is none that is signed and whole."""
         if kind not in SHARED_KINDS:
             return None
-        path, target = self._directory.file(kind, name), self._directory.target
+        path = self._directory.file(kind, name)
         refused = self._refused.get(path)
-        if refused is not None and refused == _state(path):
+        if refused is not None and refused == self._files.state(path):
             return None
         try:
-            return read_file(path, kind, name, target, payload=payload, sign=self._sign)
+            found = self._files.read(kind, name, self._sign, payload=payload)
         except InvalidRecord as error:
-            self._refused[path] = _state(path)  # until somebody has made it anew
+            self._refused[path] = self._files.state(path)  # until somebody has made it anew
             self._troubles.warn("store_entry_refused", str(error), path=path, reason=str(error))
         except FileNotFoundError:
             pass
         except OSError as error:
             self._troubles.warn("store_unreadable", str(error.errno), reason=str(error))
+        else:
+            self.loaded += payload and kind == "programs"
+            return found
         return None
 
     def lacks(self, kind: Kind, name: bytes) -> bool:
@@ -198,7 +198,11 @@ class SharedStore:
         if self.read_only or kind not in SHARED_KINDS:
             return False
         path = self._directory.file(kind, name)
-        return path in self._refused or not os.path.exists(path)
+        try:
+            return path in self._refused or not self._files.has(path)
+        except OSError as error:
+            self._troubles.warn("store_unreadable", str(error.errno), reason=str(error))
+            return False
 
     def write(self, kind: Kind, name: bytes, record: Record) -> None:
         """Writes a record; returns when it is there, or given up."""
@@ -207,30 +211,12 @@ class SharedStore:
         path = self._directory.file(kind, name)
         pieces = encode(kind, name, self._directory.target, *record, self._sign)
         try:
-            mode = self._make_folder(os.path.dirname(path))
-            write_file(path, pieces, mode & 0o666)
+            self._files.write(path, pieces)
         except OSError as error:
             self._troubles.warn("store_not_written", str(error.errno), reason=str(error))
         else:
             self._refused.pop(path, None)
-
-    def _make_folder(self, folder: str) -> int:
-        """Makes a folder of the target, open to whom the store is open to; returns its mode."""
-        mode = stat.S_IMODE(os.stat(self._directory.root).st_mode)
-        above = self._directory.folder
-        is_new = False
-        for each in (os.path.dirname(above), above, folder):
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(each)
-                os.chmod(each, mode)  # whatever the umask
-                is_new = True
-            if os.path.islink(each):
-                raise OSError(errno.ELOOP, "a folder of the store is a link", each)
-        if is_new:
-            text = json.dumps(dict(self._facts), indent=2, sort_keys=True) + "\n"
-            data = (text.encode("utf-8", "replace"),)
-            write_file(f"{above}/{TARGET_FILE}", data, mode & 0o666)
-        return mode
+            self.added += kind == "programs"
 
     # leases --------------------------------------------------------------------------------------
 
@@ -238,7 +224,7 @@ class SharedStore:
     def lease(
         self, name: bytes, is_there: Callable[[], bool], on_wait: Callable[[Waiting], None]
     ) -> Iterator[Lease | None]:
-        """Within it, no other server builds what has that name; at first it may be waited for.
+        """Within it, no other process builds what has that name; at first it may be waited for.
 
         None where it is there by then, where whoever had the lease is done without it (what cannot
         be kept, and what fails, is not waited for once more by each), and where there can be none.
@@ -247,7 +233,7 @@ class SharedStore:
         Args:
             name: of the call.
             is_there: whether there is nothing to wait for.
-            on_wait: called again and again while another server builds it; may raise.
+            on_wait: called again and again while another process builds it; may raise.
         """
         if self.read_only:
             yield None
@@ -268,141 +254,56 @@ class SharedStore:
     def _taken(
         self, name: bytes, is_there: Callable[[], bool], on_wait: Callable[[Waiting], None]
     ) -> Lease | None:
-        folder = f"{self._directory.folder}/{_LEASES}"
-        mode = self._make_folder(folder) & 0o666
-        stem = f"{folder}/{name.hex()}."
+        stem = f"{self._directory.folder}/{_LEASES}/{name.hex()}."
         pause = _FIRST_PAUSE_S
         began = touched_at = time.monotonic()
-        seen: _Beat | None = None
+        seen: Beat | None = None
         while True:
-            beat = _newest(folder, f"{name.hex()}.")  # first: who is done has written before
+            beat = self._files.newest(stem)  # first: who is done has written before
             now = time.monotonic()
             if is_there() or (beat is None and seen is not None) or now - began > _MOST_WAIT_S:
                 return None
             if beat != seen:
                 seen, touched_at = beat, now
             if beat is None or now - touched_at > LEASE_S or beat.is_old():
-                lease = Lease(stem, 0 if beat is None else beat.generation + 1)
-                if lease.take(mode):
-                    return lease
-            on_wait(Waiting(_holder(f"{stem}{beat.generation}") if beat else "", now - began))
+                held = self._files.take(stem, 0 if beat is None else beat.generation + 1)
+                if held is not None:
+                    return Lease(held)
+            host = self._files.holder(stem, beat.generation) if beat else ""
+            on_wait(Waiting(host, now - began))
             time.sleep(pause)
             pause = min(_LONGEST_PAUSE_S, pause * 1.5)
-
-
-def _state(path: str) -> tuple[int, ...] | None:
-    """How a file looks now; None when there is none."""
-    try:
-        return file_state(os.lstat(path))
-    except OSError:
-        return None
 
 
 class Lease:
     """The right to build something for all who share a store; kept by touching its file.
 
+    Args:
+        held: the file, which this process has made.
+
     Attributes:
         is_handed_on: whether somebody else will release it.
     """
 
-    def __init__(self, stem: str, generation: int) -> None:
+    def __init__(self, held: HeldFile) -> None:
         self.is_handed_on = False
-        self._stem = stem
-        self._generation = generation
-        self._file = -1
+        self._held = held
         self._ended = threading.Event()
-
-    def take(self, mode: int) -> bool:
-        """Whether this process has it now; False: another one was faster."""
-        path = f"{self._stem}{self._generation}"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            self._file = os.open(path, flags, mode)
-        except FileExistsError:
-            return False
-        try:
-            os.fchmod(self._file, mode)  # whatever the umask
-            os.write(self._file, socket.gethostname().encode("utf-8", "replace"))
-            thread = threading.Thread(target=self._beat, name="jaxd-lease", daemon=True)
-            start_thread(thread)
+            start_thread(threading.Thread(target=self._beat, name="jaxd-lease", daemon=True))
         except BaseException:
             self.release()
             raise
-        return True
 
     def _beat(self) -> None:
         while not self._ended.wait(_BEAT_S):
             with contextlib.suppress(OSError):  # the store is gone for a while, or for good
-                os.utime(self._file)
+                self._held.touch()
 
     def release(self) -> None:
         """What was to be built is there, or will not be."""
         self._ended.set()
-        folder, prefix = os.path.split(self._stem)
-        with contextlib.suppress(OSError):
-            for generation in sorted(_generations(folder, prefix)):  # its own last
-                path = f"{self._stem}{generation}"
-                is_own = os.path.samestat(os.lstat(path), os.fstat(self._file))
-                if is_own or generation < self._generation:
-                    os.unlink(path)
-        os.close(self._file)
-
-
-class _Beat(NamedTuple):
-    """The newest lease of a name.
-
-    Attributes:
-        generation: its number.
-        touched: when its holder has touched it last, in nanoseconds of the file system's clock.
-    """
-
-    generation: int
-    touched: int
-
-    def is_old(self) -> bool:
-        """Whether it is of a job of long ago, whatever the clocks of machines say."""
-        return time.time() - self.touched / 1e9 > _STALE_S
-
-
-def _generations(folder: str, prefix: str) -> Iterator[int]:
-    for file in os.listdir(folder):
-        number = file[len(prefix) :]
-        if file.startswith(prefix) and _GENERATION.fullmatch(number):
-            yield int(number)
-
-
-def _newest(folder: str, prefix: str) -> _Beat | None:
-    """The lease with the highest generation; None when there is none.
-
-    Raises:
-        OSError: when the folder cannot be read now.
-    """
-    for generation in sorted(_generations(folder, prefix), reverse=True):
-        path = f"{folder}/{prefix}{generation}"
-        with contextlib.suppress(FileNotFoundError):  # its holder has just released it
-            try:
-                descriptor = os.open(path, _READING)  # so that NFS looks anew
-            except OSError as error:
-                if error.errno in (errno.ELOOP, errno.ENXIO):
-                    return _Beat(generation, 0)  # it is no lease: the next one may be taken
-                raise
-            try:
-                return _Beat(generation, os.fstat(descriptor).st_mtime_ns)
-            finally:
-                os.close(descriptor)
-    return None
-
-
-def _holder(path: str) -> str:
-    """The name of the machine of a lease's holder; empty when it has just ended."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(path, _READING)
-        try:
-            text = os.read(descriptor, _MOST_HOST).decode("utf-8", "replace")
-        finally:
-            os.close(descriptor)
-        return "".join(re.findall(r"[\w.-]", text))
-    return ""
+        self._held.drop()
 
 
 # one file ----------------------------------------------------------------------------------------

@@ -43,6 +43,8 @@ def open_store(
     disk_bytes: int = DISK_BYTES,
     principal_disk_bytes: int = 0,
     shared: Callable[[str, Mapping[str, str]], SharedStore | None] | None = None,
+    *,
+    is_brief: bool = False,
 ) -> Store | None:
     """The store of a target in the cache folder; None: nothing is kept on disk.
 
@@ -57,6 +59,7 @@ def open_store(
         principal_disk_bytes: how much of that may be made for one principal; 0: all of it.
         shared: opens the store that other machines share, for a target and its facts; None: there
             is none.
+        is_brief: whether this process may soon end: what is too much is looked for later.
     """
     root = cache_root(cache_dir)
     if root is None:
@@ -69,7 +72,9 @@ def open_store(
         troubles.warn("cache_refused", reason=str(error))
         return None
     others = None if shared is None else shared(target, facts)
-    return Store(directory, disk_bytes, troubles, facts, principal_disk_bytes, others)
+    return Store(
+        directory, disk_bytes, troubles, facts, principal_disk_bytes, others, is_brief=is_brief
+    )
 
 
 class _Copy(Record):
@@ -95,6 +100,8 @@ class Store:
         facts: Mapping[str, str],
         principal_disk_bytes: int = 0,
         shared: SharedStore | None = None,
+        *,
+        is_brief: bool = False,
     ) -> None:
         """Keeps records in a folder that `make_trusted` has made, and writes what it is for."""
         self._directory = directory
@@ -108,7 +115,7 @@ class Store:
         self._off = False
         self._bytes = 0  # as far as the writing thread knows; its own
         self._news = 0  # of these, what was written since it looked; its own, too
-        self._scanned = 0.0
+        self._scanned = time.monotonic() if is_brief else 0.0
         self._describe()
         self._writer = Writer(self._write, self._unlink, self._tidy, troubles)
 

@@ -103,6 +103,11 @@ def parse_folder(text: str) -> str:
     return text if text == "none" else os.path.abspath(os.path.expanduser(text))
 
 
+def parse_store(text: str) -> str:
+    """As `parse_folder`, or a URL such as `s3://bucket/jaxd`."""
+    return text if "://" in text else parse_folder(text)
+
+
 def parse_size(text: str) -> int:
     """The bytes of a size such as `4096`, `512M` or `8GiB`.
 

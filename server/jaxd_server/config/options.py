@@ -30,6 +30,7 @@ from jaxd_server.config.argument_types import (
     parse_seconds,
     parse_share,
     parse_size,
+    parse_store,
     parse_user,
     parse_users,
 )
@@ -101,6 +102,7 @@ _SECONDS: Final = {"type": parse_seconds, "metavar": "SECONDS"}
 _SHARE: Final = {"type": parse_share, "metavar": "SHARE"}
 _PATH: Final = {"type": str, "metavar": "PATH"}
 _FOLDER: Final = {"type": parse_folder, "metavar": "PATH"}
+_STORE: Final = {"type": parse_store, "metavar": "PATH"}
 _SWITCH: Final = {"action": "store_true"}
 _NONE: Final = "none"
 _YES_NO: Final = {"action": BooleanOptionalAction}
@@ -152,14 +154,14 @@ class ServerOptions:
         "`--worker-per-principal`, it has a folder for each principal",
     )
     store: str | None = _address(
-        _FOLDER,
-        "folder of compiled programs that servers on several machines share, or `none`",
+        _STORE,
+        "folder or URL of compiled programs that several machines share, or `none`",
         shown="JAXD_STORE, else none",
         more="; see [one store for many machines](store.md)",
     )
     store_read_only: bool = _address(
         _SWITCH,
-        "take programs from that folder, and add none",
+        "take programs from that store, and add none",
         default=False,
         more=". So does `JAXD_STORE_READ_ONLY=1`",
     )
@@ -535,8 +537,9 @@ def parse_arguments(argv: Sequence[str] | None = None) -> ServerOptions:
     parser = _parser()
     given = vars(parser.parse_args(argv))
     store = given.get("store") or os.environ.get("JAXD_STORE") or _NONE
-    if store != _NONE and not os.path.isabs(store):  # this process may be in another folder
-        parser.error(f"JAXD_STORE has to be an absolute path, and is {store!r}")
+    is_named = store == _NONE or os.path.isabs(store) or "://" in store
+    if not is_named:  # this process may be in another folder
+        parser.error(f"JAXD_STORE has to be an absolute path or a URL, and is {store!r}")
     given["store"] = None if store == _NONE else store
     given["token_file"] = given.get("token_file") or _token_file_of_environment()
     options: dict[str, Any] = {

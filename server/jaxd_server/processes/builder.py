@@ -34,6 +34,7 @@ from jaxd_server.compilation.compiling.compiler import (
     explained,
     received,
 )
+from jaxd_server.compilation.disk_cache.compile_target import target
 from jaxd_server.compilation.disk_cache.records import call_name
 from jaxd_server.compilation.functions.function import Described, Function
 from jaxd_server.compilation.functions.table import Functions
@@ -102,6 +103,7 @@ class Builder:
         lowered_transfer.disable_disk_cache()
         programs.prepare()
         self._sample = lowered_transfer.sample_program()
+        self._target = target().digest
         self._connection = connection
         self._sending = threading.Lock()  # one message at a time
         self._functions = Functions(confirming=False)  # the worker has asked
@@ -124,7 +126,7 @@ class Builder:
 
         Each has a thread of its own, so that nothing is left of what a function sets in its thread.
         """
-        self._send(Ready(*self._sample))
+        self._send(Ready(*self._sample, self._target))
         threads = ThreadPerTask(1, "jaxd-build")
         with suppress(EOFError, OSError):
             while True:

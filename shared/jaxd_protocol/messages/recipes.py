@@ -16,6 +16,8 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from jaxd_protocol.errors import ProtocolError
+from jaxd_protocol.jax_objects.program_bytes import Serialized
+from jaxd_protocol.messages.recorded_reads import ProcessRead
 from jaxd_protocol.pytree.decoder import SkeletonReader
 from jaxd_protocol.pytree.leaves import BlobLayout, Leaf
 
@@ -106,6 +108,37 @@ class Recipe(NamedTuple):
     code: bytes
     calls: tuple[RecordedCall, ...]
     parameters: tuple[str, ...] = ()
+
+
+class Offered(NamedTuple):
+    """A program that answers calls of one kind in the process that is offered it.
+
+    Attributes:
+        id: sixteen bytes that equal programs have in common.
+        program: the program.
+        form: the skeleton of the result.
+        order: for each of its leaves, its number among what the program returns.
+        is_built: whether it was built for this process; else it was there.
+    """
+
+    id: bytes
+    program: Serialized
+    form: bytes
+    order: tuple[int, ...]
+    is_built: bool
+
+
+class NotOffered(NamedTuple):
+    """Why there is no program for such calls.
+
+    Attributes:
+        reason: in words.
+        reads: what the function reads of its process, where its key does not count all of that: it
+            has one with that for the next question.
+    """
+
+    reason: str
+    reads: tuple[ProcessRead, ...] = ()
 
 
 def dump_recipes(recipes: Iterable[Recipe]) -> tuple[tuple[Any, ...], list[memoryview]]:

@@ -126,6 +126,42 @@ def made_token_file(path: str) -> str:
     return read_token_file(path)
 
 
+STORE_KEY_VARIABLES: Final = ("JAXD_STORE_KEY", "JAXD_STORE_KEY_FILE")
+"""Where the secret key of a shared store may be given: itself, and its file."""
+
+
+def store_key_file() -> str:
+    """Where the secret key of the user's stores lies, where no variable names another one."""
+    return os.path.join(config_dir(), "store.key")
+
+
+def read_store_key() -> str:
+    """The secret key of the user's stores.
+
+    That in `JAXD_STORE_KEY`, else in the file `JAXD_STORE_KEY_FILE`, else in `store.key` beside the
+    user's other settings, which is made where it is missing.
+
+    Raises:
+        ConfigurationError: when it is empty, can be guessed, or can be read by others, or its file
+            cannot be read or made.
+    """
+    key, file = map(os.environ.get, STORE_KEY_VARIABLES)
+    if key is not None:  # an empty one is a secret that a CI has not given
+        return checked_token(key.strip(), "the key in JAXD_STORE_KEY")
+    if file is not None:
+        return read_token_file(file)
+    return made_token_file(store_key_file())
+
+
+def without_password(url: str) -> str:
+    """A URL as logs and people see it; what is no URL is returned as it is."""
+    scheme, divider, rest = url.partition("://")
+    host, slash, path = rest.partition("/")
+    login, at, place = host.rpartition("@")
+    user, colon, _ = login.partition(":")
+    return f"{scheme}{divider}{user}:…{at}{place}{slash}{path}" if divider and colon else url
+
+
 def write_token_file(path: str, *, replace: bool = False) -> str:
     """Makes a new token of 32 random bytes, url-safe, in a 0600 file, and returns it.
 

@@ -222,3 +222,21 @@ def test_who_may_vouch_for_a_server(runtime: Path, monkeypatch: pytest.MonkeyPat
     assert Settings.resolve().ca_file == "configured.pem"
     monkeypatch.setenv("JAXD_CA_FILE", "named.pem")
     assert Settings.resolve().ca_file == "named.pem"
+
+
+def test_there_may_be_no_server(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then calls run in this process, with programs of a store where one is named."""
+    write_config('server = "tcp://gpu:1"')
+    monkeypatch.setenv("JAXD_SERVER", "none")
+    alone = Settings(inline=True, fallback="error")
+    assert Settings.resolve() == alone
+    monkeypatch.setenv("JAXD_STORE", "/shared")
+    assert Settings.resolve() == alone.replaced(store="/shared")
+    monkeypatch.setenv("JAXD_INLINE", "1")
+    assert Settings.resolve().store is None
+    monkeypatch.delenv("JAXD_INLINE")
+    named = Settings.resolve("tcp://gpu:1")
+    assert (named.inline, named.store) == (False, None)
+    monkeypatch.delenv("JAXD_SERVER")
+    write_config('server = "none"')
+    assert Settings.resolve() == alone.replaced(store="/shared")

@@ -17,11 +17,13 @@ from typing import Any
 import pytest
 
 from jaxd_protocol.errors import ConfigurationError
+from jaxd_protocol.network.tokens import read_store_key
 from jaxd_protocol.pytree import dump_literal
 from jaxd_server.cache import shared_store
 from jaxd_server.cache.directory import Directory, Kind
 from jaxd_server.cache.record_file import FORMAT, Header, Record
-from jaxd_server.cache.shared_store import SharedStore, Waiting, read_store_key
+from jaxd_server.cache.shared_store import SharedStore, Waiting
+from jaxd_server.cache.store_files import FolderFiles
 from jaxd_server.cache.writer import Troubles
 
 KEY = "a-key-of-tests-0123456789-abcdefghij"
@@ -45,8 +47,8 @@ def open_(folder: Path) -> Open:
     """Opens the store as one more machine does."""
 
     def open_one(key: str = KEY, *, read_only: bool = False, target: str = TARGET) -> SharedStore:
-        directory = Directory(str(folder), target)
-        return SharedStore(directory, key, Troubles(), {"cpu": "any"}, read_only=read_only)
+        files = FolderFiles(Directory(str(folder), target), {"cpu": "any"})
+        return SharedStore(files, key, Troubles(), read_only=read_only)
 
     return open_one
 
@@ -183,7 +185,7 @@ def test_processes_that_start_together_have_one_key(
     monkeypatch.delenv("JAXD_STORE_KEY", raising=False)
     monkeypatch.delenv("JAXD_STORE_KEY_FILE", raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    code = "from jaxd_server.cache.shared_store import read_store_key as k; print(k())"
+    code = "from jaxd_protocol.network.tokens import read_store_key as k; print(k())"
     started = [
         subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) for _ in range(4)
     ]
@@ -280,7 +282,7 @@ def test_what_others_put_in_the_place_of_a_lease(
 HOLD = """
 import sys
 from tests.server.cache.test_shared_store import *
-store = SharedStore(Directory(sys.argv[1], TARGET), KEY, Troubles(), {})
+store = SharedStore(FolderFiles(Directory(sys.argv[1], TARGET), {}), KEY, Troubles())
 with store.lease(NAME, lambda: False, print) as lease:
     print(lease is not None, flush=True)
     sys.stdin.read()

@@ -60,12 +60,16 @@ def test_the_store_comes_from_the_environment(
     monkeypatch.setenv("JAXD_STORE", "/store")
     found = [parse_arguments(each).store for each in ([], ["--store", "/b"], ["--store", "none"])]
     assert found == ["/store", "/b", None]
+    monkeypatch.setenv("JAXD_STORE", "s3://bucket/jaxd")
+    assert parse_arguments([]).store == "s3://bucket/jaxd"
+    assert parse_arguments(["--store", "gs://b"]).store == "gs://b"
     monkeypatch.setenv("JAXD_STORE", "")
     assert parse_arguments([]).store is None
     monkeypatch.setenv("JAXD_STORE", "store")
     with pytest.raises(SystemExit):
         parse_arguments([])
-    assert "JAXD_STORE has to be an absolute path, and is 'store'" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "JAXD_STORE has to be an absolute path or a URL, and is 'store'" in said
 
 
 def test_the_token_comes_from_the_file(tmp_path: Path) -> None:

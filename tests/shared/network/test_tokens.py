@@ -12,6 +12,7 @@ from jaxd_protocol.network.tokens import (
     config_dir,
     default_token_file,
     read_token_file,
+    without_password,
     write_token_file,
 )
 
@@ -134,3 +135,18 @@ def test_a_file_with_a_token_that_can_be_guessed_is_refused(path: Path) -> None:
     path.write_text("hunter2")
     with pytest.raises(ConfigurationError, match="can be guessed"):
         read_token_file(str(path))
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("ftp://me:secret@host/a", "ftp://me:…@host/a"),
+        ("ftp://me:s@cret@host/a:b@c", "ftp://me:…@host/a:b@c"),
+        ("s3://bucket/a@b", "s3://bucket/a@b"),
+        ("ftp://me@host/a", "ftp://me@host/a"),
+        ("/shared/a:b@c", "/shared/a:b@c"),
+    ],
+)
+def test_a_password_in_a_url_is_shown_to_nobody(url: str, shown: str) -> None:
+    """All else is, as it was given."""
+    assert without_password(url) == shown

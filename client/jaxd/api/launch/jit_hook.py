@@ -14,7 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from types import MappingProxyType, ModuleType
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import WeakSet
 
 from jaxd.api.decorator import CallOptions, bind, check_options
@@ -29,6 +29,9 @@ from jaxd_protocol.fingerprint.function_wrapper import FunctionWrapper
 from jaxd_protocol.jit.options import Config
 from jaxd_protocol.jit.static_args import infer_static_args
 from jaxd_protocol.packages.installed import content_of, is_local_module
+
+if TYPE_CHECKING:
+    from jaxd.tracing.from_store import StoreCalls
 
 _PLAIN_CALLERS: Final = frozenset({"jax", "jaxlib", "jaxd", "jaxd_protocol", "jaxd_server"})
 """Packages whose own use of `jax.jit` is left alone."""
@@ -203,6 +206,10 @@ class HookedFunction(PersistentFunction[..., Any]):
         dropped = super().clear()
         self._binding.snapshots.clear()
         return dropped
+
+    def _store_calls(self) -> tuple[StoreCalls, Config] | None:
+        """As of any persistent function; but what a tool looks at runs where it can see it."""
+        return None if plain.is_wanted or is_watched() else super()._store_calls()
 
     def __repr__(self) -> str:
         try:

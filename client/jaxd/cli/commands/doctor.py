@@ -59,6 +59,7 @@ def all_checks(context: DoctorContext) -> Iterable[Callable[[DoctorContext], Che
         installation.disk,
         installation.shared_memory_files,
         installation.token,
+        installation.store,
         *(of_gpu if gpu.has_gpu(context) else ()),
         connection.local_server,
     )

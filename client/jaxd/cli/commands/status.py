@@ -133,6 +133,8 @@ def _report_lines(address: Address, report: Report) -> list[str]:
         "client waits for it"
         for call in seen.get("left_behind", ())
     ]
+    if seen.get("store"):
+        lines.append(f"{'store':<9} {_store_line(seen['store'])}")
     if host.get("quarantined"):
         count = host["quarantined"]
         what = "1 function" if count == 1 else f"{count} functions"
@@ -140,6 +142,14 @@ def _report_lines(address: Address, report: Report) -> list[str]:
     if host.get("log"):
         lines.append(f"{'log':<9} {host['log']}")
     return lines
+
+
+def _store_line(store: Report) -> str:
+    """What a server has of the store that it shares, and has added to it."""
+    if not store["is_used"]:
+        return f"{store['name']} is not used; why: jaxd logs --level warning"
+    access = ", read only" if store["read_only"] else ""
+    return f"{store['name']}{access}: {store['loaded']:,} programs taken, {store['added']:,} added"
 
 
 def _loss_lines(host: Report) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+from importlib.util import find_spec
 
 from jaxd.cli.doctor.context import Check, DoctorContext
 from jaxd.connection.discovery import has_server_extra
@@ -14,7 +15,13 @@ from jaxd_protocol.base import shared_memory
 from jaxd_protocol.errors import JaxdError
 from jaxd_protocol.network.addresses import MAX_PATH_BYTES
 from jaxd_protocol.network.local_server import make_private_directory
-from jaxd_protocol.network.tokens import default_token_file
+from jaxd_protocol.network.tokens import (
+    STORE_KEY_VARIABLES,
+    default_token_file,
+    read_store_key,
+    store_key_file,
+    without_password,
+)
 
 _REQUIRED_PACKAGES = ("rpyc", "cloudpickle", "numpy")
 _MIN_FREE_BYTES = 64 << 20
@@ -107,3 +114,40 @@ def token(context: DoctorContext) -> Check:
         )
         return Check("token", "bad", f"none, and {context.address.kind}:// needs one", advice)
     return Check("token", "ok", "none (only TCP and TLS need one)")
+
+
+def store(context: DoctorContext) -> Check | None:
+    """The store that `JAXD_STORE` names, as far as it shows from here what it is."""
+    named = context.environment.get("JAXD_STORE", "")
+    if named in ("", "none"):
+        return None
+    name, shown = "store", without_password(named)
+    if "://" in named and find_spec("fsspec") is None:
+        return Check(name, "bad", f"{shown} needs fsspec", "Run: pip install 'jaxd[store]'")
+    if "://" not in named and not os.path.isabs(named):
+        return Check(name, "bad", shown, "Name the folder with its absolute path, or give a URL.")
+    try:
+        key = _place_of_store_key(context)
+    except JaxdError as error:
+        return Check(name, "bad", f"{shown} is not used without its key", str(error))
+    access = "read only" if _is_readable_only(context, named) else "read and written"
+    return Check(name, "ok", f"{shown}, {access}, {key}")
+
+
+def _place_of_store_key(context: DoctorContext) -> str:
+    """Where the key of the store is, or will be; it is read where it is, and not made.
+
+    Raises:
+        ConfigurationError: when it cannot be used.
+    """
+    given = next((each for each in STORE_KEY_VARIABLES if each in context.environment), None)
+    if given is None and not os.path.exists(store_key_file()):
+        return f"its key will be made in {store_key_file()}"
+    read_store_key()
+    return f"its key in {given or store_key_file()}"
+
+
+def _is_readable_only(context: DoctorContext, named: str) -> bool:
+    is_said = context.environment.get("JAXD_STORE_READ_ONLY", "") not in ("", "0")
+    is_web = named.startswith(("http://", "https://"))
+    return is_said or is_web or (os.path.isdir(named) and not os.access(named, os.W_OK))

@@ -16,7 +16,9 @@ from typing import Any, Final, NamedTuple
 import jax
 
 from jaxd_protocol import PROTOCOL_VERSION
+from jaxd_protocol.jit.settings import CLIENTS, plain
 from jaxd_server.cache.record_file import FORMAT
+from jaxd_server.jax_compat.config import DEFAULTS
 
 _MODULES: Final = ("jax", "jaxlib", "numpy", "ml_dtypes", "scipy", "opt_einsum")
 """Whose code decides what is traced, compiled, or called by a program."""
@@ -35,7 +37,7 @@ _CPU_FACTS: Final = {
 _CPU: Final = "/proc/cpuinfo"
 _DRIVER: Final = "/proc/driver/nvidia/version"
 
-_WITHOUT_EFFECT: Final = frozenset(
+_WITHOUT_EFFECT: Final = (CLIENTS - {"jax_default_device"}) | frozenset(
     {
         # what jax keeps on disk, and where
         "jax_compilation_cache_check_contents",
@@ -85,18 +87,24 @@ class Target(NamedTuple):
     facts: dict[str, str]
 
 
-def target(more: Mapping[str, str] = MappingProxyType({})) -> Target:
+def target(more: Mapping[str, str] = MappingProxyType({}), *, is_of_client: bool = False) -> Target:
     """That of this process, and `more` facts; starts jax's backend. Takes some milliseconds.
 
     To be called when jax has the settings that it is to keep. Those that travel with a call are in
     the call's key; here they have their defaults.
+
+    Args:
+        more: names and values of other facts.
+        is_of_client: whether it is that of a client's process, where they may have any values; and
+            so may the default device, which only says where its calls run.
     """
-    facts = dict(_facts()) | dict(more)
+    settings = {**DEFAULTS, "jax_default_device": None} if is_of_client else {}
+    facts = dict(_facts(settings)) | dict(more)
     text = json.dumps(facts, sort_keys=True).encode()
     return Target(hashlib.blake2b(text, digest_size=8).hexdigest(), facts)
 
 
-def _facts() -> Iterator[tuple[str, str]]:
+def _facts(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "format", str(FORMAT)
     yield "protocol", str(PROTOCOL_VERSION)  # of which packed code is a part
     yield "python", str(sys.implementation.cache_tag)
@@ -109,7 +117,7 @@ def _facts() -> Iterator[tuple[str, str]]:
     yield "cpu", _cpu()
     for name in _VARIABLES:
         yield name, os.environ.get(name, "")
-    yield from _settings()
+    yield from _settings({**jax.config.values, **settings})
 
 
 def _version(name: str) -> str:
@@ -165,7 +173,6 @@ def _contents(path: str) -> str:
         return ""
 
 
-def _settings() -> Iterator[tuple[str, str]]:
-    values: dict[str, Any] = dict(jax.config.values)
+def _settings(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name in sorted(values.keys() - _WITHOUT_EFFECT):
-        yield name, str(getattr(values[name], "value", values[name]))  # enums print differently
+        yield name, str(plain(values[name]))

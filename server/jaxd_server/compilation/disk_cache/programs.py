@@ -19,6 +19,7 @@ from jaxd_protocol.jax_objects.program_bytes import Serialized
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.jit.static_args import StaticArgs
 from jaxd_protocol.messages.function_manifest import FunctionManifest
+from jaxd_protocol.messages.recipes import RecordedCall
 from jaxd_protocol.messages.recorded_reads import ProcessRead, to_reads
 from jaxd_protocol.packages.distributions import Package, package_of
 from jaxd_protocol.pytree import dump_literal
@@ -26,6 +27,8 @@ from jaxd_server.cache.record_file import Record
 from jaxd_server.cache.shared_store import Lease, Waiting
 from jaxd_server.cache.store import Store
 from jaxd_server.cache.writer import Troubles
+from jaxd_server.codec.arguments import structure_of
+from jaxd_server.codec.results import result_layout
 from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.compiling.program import Program
 from jaxd_server.compilation.disk_cache.records import CallRecord
@@ -238,6 +241,14 @@ class ProgramCache:
         """
         self._queue.flush()
         self.store.flush(_WRITTEN_WITHIN_S)
+        return self.stored_bytes(id)
+
+    def stored_bytes(self, id: bytes) -> Serialized:  # noqa: A002
+        """As `bytes_of`, where nothing of this process waits to be written.
+
+        Raises:
+            NotStored: when there is no such program.
+        """
         record = None if id in self._suspects else self.store.read("programs", id)
         if record is None:
             raise NotStored(id.hex())
@@ -326,6 +337,32 @@ class ProgramCache:
         """Whether the program of a call is there, or cannot be kept by anybody."""
         kept = self._read_call(name)
         return (kept is not None and kept.obstacle is not None) or self.has(name)
+
+    def obstacle(self, name: bytes) -> str | None:
+        """Why the program of a call cannot be kept; None where it can, or nothing is known."""
+        kept = self._read_call(name)
+        return None if kept is None else kept.obstacle
+
+    def keep_obstacle(self, function: Function, name: bytes, call: RecordedCall) -> None:
+        """Writes down that only the process that calls a function can build it for a call."""
+        described = function.described
+        kept = CallRecord(
+            function.name,
+            function.key,
+            described.fingerprint,
+            described.code_fingerprint,
+            *call,
+            function.parameters,
+            b"",
+            "only where it is called",
+            result_layout([], structure_of(((), {}))),
+            0.0,
+            0.0,
+            time.time(),
+            self._environments.keep(()),
+            "",
+        )
+        self.store.write("calls", name, kept.to_content())
 
     def dependencies(self, kept: CallRecord) -> Dependencies:
         """The packages that a record of `find` depends on."""

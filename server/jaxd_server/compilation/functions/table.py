@@ -209,6 +209,21 @@ class Functions:
         counted = () if manifest is None else [each.read for each in manifest.reads]
         return not {*self._known_reads(fingerprint)} <= {*counted}
 
+    def adopt(self, function: Function, source: FunctionSource) -> Function:
+        """A function of this very process, as it is with what it is known to read; not unpacked.
+
+        Args:
+            function: as its process describes it, which needs no check.
+            source: whom to ask for what it reads.
+
+        Raises:
+            PackingError: when the function does not name what it is known to read.
+        """
+        known = self._functions.use(function.key)
+        if known is None:
+            known = self._functions[function.key] = function
+        return self._confirmed(known, source)
+
     def _known(self, key: bytes, source: FunctionSource) -> Function | None:
         found = self._functions.use(key)
         return found or self._functions.use(_private(key, source.owner))

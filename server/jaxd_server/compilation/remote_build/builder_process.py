@@ -77,6 +77,8 @@ class BuilderProcess:
         understands: whether this process can read the sample program that it sends.
         command: what is started; it gets one JSON argument.
         in_haste: whether it starts with the worker's priority, which it gives up once it is ready.
+        target: what its programs have to be good for, as `Target.digest`; empty: for whatever its
+            own environment makes them.
 
     Attributes:
         known: fingerprints of the functions whose code it has.
@@ -95,6 +97,7 @@ class BuilderProcess:
         command: Sequence[str] = BUILDER_COMMAND,
         *,
         in_haste: bool = True,
+        target: str = "",
     ) -> None:
         self.known: set[bytes] = set()
         self.was_ready = False
@@ -104,6 +107,7 @@ class BuilderProcess:
         self.function = ""
         self._log_format = log_format
         self._understands = understands
+        self._target = target
         self._command = tuple(command)
         self._in_haste = in_haste
         self._settled = threading.Event()  # ready, or ended
@@ -325,7 +329,8 @@ class BuilderProcess:
                 return
             ready = connection.recv()
             assert isinstance(ready, Ready)
-            if not self._understands(ready.program, ready.name):
+            is_apt = self._target in ("", ready.target)
+            if not (is_apt and self._understands(ready.program, ready.name)):
                 log_event("builder_not_understood")
                 return
             with self._lock:

@@ -129,10 +129,17 @@ class ReadReply(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """The builder's first message: a program that the worker must understand, and its name."""
+    """The builder's first message.
+
+    Attributes:
+        program: one that the worker must understand.
+        name: its name.
+        target: what the builder's programs are good for, as `Target.digest`.
+    """
 
     program: bytes
     name: bytes
+    target: str = ""
 
 
 class Event(NamedTuple):

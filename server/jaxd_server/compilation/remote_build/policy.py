@@ -205,6 +205,10 @@ class BuildPolicy:
         elsewhere = RemoteCompile(self._builders, request, lowered, learn)
         return replace(lowered, elsewhere=elsewhere)
 
+    def is_refused(self, function: Function) -> bool:
+        """Whether a builder has found that only the process that calls a function can build it."""
+        return function.key in self._builders.refused
+
     def builders(self) -> list[BuilderProcess]:
         """The builders that there are."""
         return self._builders.all()

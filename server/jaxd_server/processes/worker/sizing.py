@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from functools import partial
+from typing import Any
 
 import jax
 
+from jaxd_protocol.network.tokens import without_password
 from jaxd_protocol.pickling.unpack.unpickler import unpickling_gate
 from jaxd_server.cache.shared_store import open_shared_store
 from jaxd_server.cache.store import open_store
@@ -67,10 +69,28 @@ def program_cache(options: ServerOptions, packages: ImportedPackages) -> Program
     if store is None:
         if options.store is not None:
             why = "a store needs a cache folder, and there is none"
-            log_event("store_refused", folder=options.store, reason=why)
+            log_event("store_refused", folder=without_password(options.store), reason=why)
         return None
     compilation_cache.install(store, os.path.join(store.folder, "xla"))
     return ProgramCache(store, packages)
+
+
+def store_report(
+    options: ServerOptions, program_cache: ProgramCache | None
+) -> dict[str, Any] | None:
+    """What there is to see of the store that is shared; None: there is to be none."""
+    if options.store is None:
+        return None
+    shared = None if program_cache is None else program_cache.store.shared
+    if shared is None:  # the log says why
+        return {"name": without_password(options.store), "is_used": False}
+    return {
+        "name": shared.name,
+        "is_used": True,
+        "read_only": shared.read_only,
+        "loaded": shared.loaded,
+        "added": shared.added,
+    }
 
 
 def rest_after_s(options: ServerOptions) -> float:

@@ -33,6 +33,7 @@ class WorkerStatus:
         compiler: has the queue of builds.
         abandoned_work: cancelled work that still runs.
         disk: the size of the cache on disk.
+        store: says what there is to see of the store that is shared; None: there is none.
         counts_of: the counts that a principal may see; None: those of all principals.
     """
 
@@ -43,6 +44,7 @@ class WorkerStatus:
         compiler: Compiler,
         abandoned_work: AbandonedWork,
         disk: DiskUsage,
+        store: Callable[[], dict[str, Any] | None],
         counts_of: Callable[[str], Counts | None],
     ) -> None:
         self._worker_context = worker_context
@@ -51,6 +53,7 @@ class WorkerStatus:
         self._compiler = compiler
         self._abandoned_work = abandoned_work
         self._disk = disk
+        self._store = store
         self._counts_of = counts_of
         self._counted = -1, 0
 
@@ -79,6 +82,7 @@ class WorkerStatus:
             "idle_s": 0.0 if running else round(self._idle_s(), 3),
             "disk_bytes": disk.bytes,
             "disk_files": disk.files,
+            "store": self._store(),
             **self._worker_context.traffic.totals(),
             **({} if self._pipeline.has_device else {"has_device": False}),
         }

@@ -312,9 +312,9 @@ class WorkerComponents:
         self.status = WorkerStatus(
             self._worker_context,
             self._sessions,
-            compilation.compiler,
-            self._abandoned_work,
+            *(compilation.compiler, self._abandoned_work),
             DiskUsage(self._program_cache.store.folder if self._program_cache else None),
+            lambda: sizing.store_report(options, self._program_cache),
             self._counts_of,
         )
         self.view = self._worker_context.operations.views = self._views(options, compilation)

@@ -106,6 +106,13 @@ def test_people_get_a_short_table(runtime: Path, monkeypatch: pytest.MonkeyPatch
             "saved_s": 7200.0,
             "disk_bytes": 8192,
             "disk_files": 2000,
+            "store": {
+                "name": "/shared",
+                "is_used": True,
+                "read_only": True,
+                "loaded": 1200,
+                "added": 0,
+            },
             "running": [
                 {"function": "train_step", "seconds": 300.0, "phase": "running"},
                 {"function": "slow", "seconds": 78.0, "phase": "building"},
@@ -133,9 +140,17 @@ def test_people_get_a_short_table(runtime: Path, monkeypatch: pytest.MonkeyPatch
         "running   train_step for 5 min\n"
         "building  slow for 78 s\n"
         "waiting   small for 5.0 s: waits to be compiled behind slow (78 s)\n"
+        "store     /shared, read only: 1,200 programs taken, 0 added\n"
         "refuses   2 functions in quarantine (jaxd functions --quarantined)\n"
         "log       /l"
     )
+
+
+def test_a_store_that_is_not_used_is_told_of() -> None:
+    """With where it stands why."""
+    report = {"host": {}, "worker": {"store": {"name": "/shared", "is_used": False}}}
+    lines = status._report_lines(Address.unix("/s"), {**report, "worker_state": "ready"})
+    assert "store     /shared is not used; why: jaxd logs --level warning" in lines
 
 
 def test_of_several_workers_each_has_a_line() -> None:

@@ -1,17 +1,18 @@
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from jaxd.cli.doctor import installation
-from jaxd.cli.doctor.context import DoctorContext
+from jaxd.cli.doctor.context import Check, DoctorContext
 from jaxd.connection.settings import Settings
 from jaxd_protocol.base import shared_memory
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import make_private_directory
-from jaxd_protocol.network.tokens import default_token_file, write_token_file
+from jaxd_protocol.network.tokens import default_token_file, store_key_file, write_token_file
 from tests.client.cli.doctor.contexts import FakeContext
 
 if TYPE_CHECKING:
@@ -101,3 +102,42 @@ def test_what_it_is_and_where_its_file_is(runtime: Path) -> None:
     """Versions and places, which are never wrong."""
     assert "jaxd" in installation.python(DoctorContext(Settings())).found
     assert installation.configuration(DoctorContext(Settings())).found.startswith("none (")
+
+
+def test_a_store_is_looked_at(
+    runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it can be used, where its key is, and whether it is only read; nothing is made."""
+
+    def found(**environment: str) -> Check | None:
+        for name in ("JAXD_STORE", "JAXD_STORE_KEY", "JAXD_STORE_KEY_FILE"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        return installation.store(DoctorContext(Settings()))
+
+    assert found() is None
+    named = {"JAXD_STORE": str(tmp_path)}
+    plain = found(**named)
+    assert plain == Check(
+        "store", "ok", f"{tmp_path}, read and written, its key will be made in {store_key_file()}"
+    )
+    assert not os.path.exists(store_key_file())
+    secret = {"JAXD_STORE_KEY": "a-key-of-tests-0123456789-abcdefghij"}
+    read = found(**named, **secret, JAXD_STORE_READ_ONLY="1")
+    assert read == Check("store", "ok", f"{tmp_path}, read only, its key in JAXD_STORE_KEY")
+    monkeypatch.delenv("JAXD_STORE_READ_ONLY")
+    for environment, advice in (
+        ({**named, "JAXD_STORE_KEY": "short"}, "can be guessed"),
+        ({**named, "JAXD_STORE_KEY_FILE": str(tmp_path / "none")}, "cannot read the token file"),
+        ({"JAXD_STORE": "store"}, "absolute path"),
+    ):
+        refused = found(**environment)
+        assert refused is not None
+        assert refused.state == "bad"
+        assert advice in refused.advice
+    monkeypatch.setattr(installation, "find_spec", lambda _: None)
+    url = found(JAXD_STORE="ftp://me:secret@host/a")
+    assert url == Check(
+        "store", "bad", "ftp://me:…@host/a needs fsspec", "Run: pip install 'jaxd[store]'"
+    )

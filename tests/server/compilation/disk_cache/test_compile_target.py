@@ -292,3 +292,32 @@ def test_where_jax_keeps_files_does_not_count() -> None:
         check=True,
     )
     assert done.stdout == "True\n"
+
+
+OF_A_CLIENT = """
+import jax
+from jaxd_server.compilation.disk_cache.compile_target import target
+from jaxd_server.jax_compat.config import set_default_settings
+jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_log_compiles", True)
+jax.config.update("jax_default_device", jax.devices()[0])
+found = target(is_of_client=True)
+jax.config.update("jax_log_compiles", False)
+jax.config.update("jax_default_device", None)
+set_default_settings()
+print(found == target())
+jax.config.update("jax_cpu_collectives_implementation", "mpi")
+print(found == target(is_of_client=True))
+"""
+
+
+def test_that_of_a_clients_process_is_that_of_a_server() -> None:
+    """Whatever its settings are that travel, or act where it is; others count."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", OF_A_CLIENT],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "True\nFalse\n"

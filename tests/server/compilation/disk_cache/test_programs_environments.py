@@ -16,6 +16,7 @@ from jaxd_protocol.packages.distributions import changed_since_first_seen
 from jaxd_server.cache.directory import Directory
 from jaxd_server.cache.shared_store import SharedStore
 from jaxd_server.cache.store import open_store
+from jaxd_server.cache.store_files import FolderFiles
 from jaxd_server.cache.writer import Troubles
 from jaxd_server.compilation.disk_cache.programs import Environments, ProgramCache
 from jaxd_server.runtime.imported_packages import ImportedPackages
@@ -116,7 +117,8 @@ def open_member(tmp_path: Path) -> Iterator[Callable[[str], ProgramCache]]:
     shared.mkdir()
 
     def of(target: str, facts: Mapping[str, str]) -> SharedStore:
-        return SharedStore(Directory(str(shared), target), "key", Troubles(), facts)
+        files = FolderFiles(Directory(str(shared), target), facts)
+        return SharedStore(files, "key", Troubles())
 
     def open_(name: str) -> ProgramCache:
         store = open_store(*Machine(), str(tmp_path / name), shared=of)

@@ -340,6 +340,16 @@ def test_one_whose_sample_is_not_understood_is_not_used(start: Start) -> None:
     assert not builder.was_ready
 
 
+def test_one_for_another_target_is_not_used() -> None:
+    """What it builds would be kept under a name that stands for other settings."""
+    command = (sys.executable, "-c", FAKE.format(before=""))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+        builder = BuilderProcess("text", lambda *_: True, command, target="another")
+        assert not builder.wait()
+        builder.close()
+
+
 def test_one_that_cannot_be_started_has_ended(start: Start) -> None:
     """Nobody waits for it."""
     builder = start(command=("/nonexistent/python",))

@@ -16,6 +16,7 @@ def test_a_fresh_worker_holds_nothing(in_process_server: InProcessServer) -> Non
     assert status.pop("idle_s") >= 0
     for name in ("running", "left_behind", "principals"):
         assert status.pop(name) == []
+    assert status.pop("store") is None
     assert set(status.values()) == {0}
     assert {"executables", "functions", "connections", "sessions", "running_calls"} <= set(status)
 
