@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ from jax.experimental import io_callback
 import jaxd
 from jaxd import Client, connect
 from jaxd import wait as jaxd_wait
-from jaxd.errors import Busy, DeadlineExceeded, ValuesDied, ValuesFull
+from jaxd.errors import Busy, DeadlineExceeded, ValuesDied, ValuesFull, ValuesLost
 from jaxd.remote_values import recovery, snapshots
 from jaxd.remote_values.call_pipeline import CallPipeline
 from jaxd.remote_values.lineage import CallLineage, KeptData
@@ -32,6 +33,7 @@ from jaxd_protocol.messages.calls import FAILED, OK
 from jaxd_protocol.messages.failures import encode_failure
 from jaxd_protocol.pytree import Leaf, TreeEncoder
 from tests.end_to_end.gates import Gate, advice, wait_until
+from tests.end_to_end.several_devices import EIGHT, X, spread_out
 from tests.end_to_end.steps import kill
 from tests.live_server import LiveServer
 from tests.server.in_process import InProcessServer
@@ -745,3 +747,207 @@ def test_a_call_that_found_its_worker_dead_can_be_made_again(
             state = scale.remote(state, twos)
             jaxd_wait(state)
         assert float(state[0]) == 16.0
+
+
+def test_the_first_call_after_a_death_is_made_once(
+    start_live: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of arrays of this process, before those on the server are made again."""
+    server, made, make = start_live(), list[str](), CallLineage.make
+
+    def counted(lineage: CallLineage, link: Any) -> Any:
+        made.append(lineage.call.spec.snapshot.name.rpartition(".")[2])
+        return make(lineage, link)
+
+    def before(n: Any) -> Any:
+        return jnp.ones(LARGE) * n
+
+    def first(n: Any) -> Any:
+        return jnp.ones(LARGE) + n
+
+    with connect(server.unix) as client:
+        old = client.persistent_call(before).remote(np.float32(2.0))
+        old.block_until_ready()
+        kill(server)
+        monkeypatch.setattr(CallLineage, "make", counted)
+        function = client.persistent_call(first)
+        new, gone = function.remote(np.float32(3.0)), function.remote(np.float32(4.0))
+        del gone
+        assert float(old[0] + new[0]) == 6.0
+        assert made == ["before"]
+        assert client.statistics().calls == 3  # these two, and the one that was made again
+        wait_until(lambda: client.statistics().values == 2)
+        kill(server)
+        assert float(old[0] + new[0]) == 6.0
+        assert made == ["before", "before", "first"]
+
+
+def test_nothing_is_kept_for_what_cannot_be_made_again(
+    start_live: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither for a state that descends from such an array, nor for its arguments."""
+    monkeypatch.setattr(snapshots.Snapshots, "take_if_due", lambda _: None)
+    with connect(start_live().unix) as client:
+        client.put(np.ones(LARGE, np.float32), name="shared")
+        state = client.named("shared")
+        train = client.persistent_call(lambda state, x: state + x.sum())
+        gc.collect()  # what was put under the name
+        before = _call_lineages()
+        for _ in range(STEPS):
+            state = train(state, np.ones(1000, np.float32))
+        state.block_until_ready()
+        assert _call_lineages() == before
+        assert _kept_bytes(client) == 0
+        assert client.kept().lost_with_worker == {"they were found by a name": 4 * LARGE}
+        np.asarray(state)  # its data is here from now on
+        state = train(state, np.ones(1000, np.float32))
+        state.block_until_ready()
+        assert _call_lineages() == before + 1
+        assert _kept_bytes(client) >= 4000
+
+
+def test_nothing_is_kept_behind_answers_that_were_too_large(
+    start_live: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither of the call that had them, nor of those that were on their way behind it."""
+    monkeypatch.setattr(snapshots.Snapshots, "take_if_due", lambda _: None)
+
+    def answer(n: Any) -> Any:
+        return np.full(300_000, n, np.float32)  # more than a megabyte
+
+    def asking(state: Any, n: Any) -> Any:
+        made = io_callback(answer, jax.ShapeDtypeStruct((300_000,), np.float32), n[0])
+        return state + made[0] + n.sum()
+
+    with connect(start_live().unix) as client:
+        ask = client.persistent_call(asking, donate_argnums=0)
+        add = client.persistent_call(lambda state, x: state + x.sum(), donate_argnums=0)
+        state = client.put(np.zeros(3, np.float32))
+        state = add(add(state, np.zeros(1000, np.float32)), np.zeros(1000, np.float32))
+        for _ in range(2):
+            state = ask(state, np.zeros(1000, np.float32))
+            for _ in range(4):
+                state = add(state, np.zeros(1000, np.float32))
+        state.block_until_ready()
+        gc.collect()
+        assert _kept_bytes(client) == 0
+        (why,) = client.kept().lost_with_worker
+        assert "returned more than is kept" in why
+
+
+def _call_lineages() -> int:
+    gc.collect()
+    return sum(isinstance(each, CallLineage) for each in gc.get_objects())
+
+
+@pytest.fixture
+def by_default(no_snapshots: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is where nobody asks for anything."""
+    monkeypatch.delenv("JAXD_SNAPSHOT_S")
+
+
+@pytest.mark.usefixtures("by_default")
+def test_by_default_arrays_of_which_the_data_is_here_come_back(
+    start_live: Callable[..., LiveServer], tmp_path: Path
+) -> None:
+    """What was fetched, and put from arrays of jax; the rest is lost, and says why."""
+    server = start_live()
+    with connect(server.unix) as client:
+        source = {"a": jnp.arange(LARGE, dtype=jnp.bfloat16), "b": jnp.ones(3), "n": 2.0}
+        put = client.put(source)
+        gone = client.put(jnp.ones(LARGE) + 1)  # nobody else holds that
+        changing = client.put(np.ones(LARGE, np.float32))
+        fetched = client.persistent_call(lambda x: x * 3, results="remote")(changing)
+        np.asarray(fetched)
+        assert client.kept().call_bytes == 0
+        assert not client.kept().keeps_calls
+        kill(server)
+        total = client.persistent_call(lambda *each: sum(one.sum() for one in each))
+        assert float(total(fetched)) == 3.0 * LARGE
+        np.testing.assert_array_equal(np.asarray(put["a"]), np.asarray(source["a"]))
+        assert float(put["b"][1]) == 1.0
+        assert put["n"].weak_type
+        for array, why in (
+            (gone, "the arrays that they were put from do not exist any more"),
+            (changing, "how they were made is not kept"),
+        ):
+            with pytest.raises(ValuesDied, match=why) as caught:
+                total(array)
+            assert "checkpoint" in advice(caught.value)
+            with pytest.raises(ValuesDied, match=why):
+                np.asarray(array)
+        assert client.statistics().epoch == 2
+
+
+@pytest.mark.usefixtures("by_default")
+def test_by_default_a_loop_keeps_nothing_of_its_calls(
+    start_live: Callable[..., LiveServer],
+) -> None:
+    """No lineage, no copies, no snapshots, no messages."""
+    with connect(start_live().unix) as client:
+        train, state, before = client.persistent_call(step, donate_argnums=0), start(), None
+        for number in range(STEPS):
+            state, _ = train(state, np.ones(1000, np.float32))
+            if number == 3:
+                before = _call_lineages()
+        assert _call_lineages() == before
+        assert _kept_bytes(client) == 0
+        assert client.kept().snapshot_age_s is None
+
+
+@pytest.mark.usefixtures("by_default")
+def test_by_default_a_session_that_was_given_up_did_not_die() -> None:
+    """Its worker lives: the error says what has happened."""
+    server = InProcessServer(session_grace_s=0.0)
+    client = server.client()
+    state = client.persistent_call(lambda x: x * 2, results="remote")(np.ones(LARGE, np.float32))
+    client.caller.session.connection().shut()
+    wait_until(lambda: not server.parts.status.now()["connections"])
+    wait_until(lambda: not len(server.parts._worker_context.values))
+    with pytest.raises(ValuesLost, match="--session-grace-s") as caught:
+        np.asarray(state)
+    assert not isinstance(caught.value, ValuesDied)
+    server.close()
+
+
+@pytest.mark.slow
+@pytest.mark.libraries("orbax.checkpoint")
+@pytest.mark.usefixtures("many_snapshots")
+def test_a_sharded_state_has_snapshots_shard_by_shard(
+    start_live: Callable[..., LiveServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its worker writes them, each device has its part again, and nothing moves through here."""
+    pytest.importorskip("orbax.checkpoint")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    server, key = start_live("--build-in", "worker", **EIGHT), jnp.array([0, 7], jnp.uint32)
+    size = X.size
+
+    def begin(n: Any) -> Any:
+        return {"w": spread_out(jnp.ones(size) * n), "n": n, "k": jax.random.wrap_key_data(key)}
+
+    def advance(state: Any) -> Any:
+        return {**state, "w": spread_out(state["w"] / 2 + 1), "n": state["n"] + 1}
+
+    with connect(server.unix) as client:
+        state = client.persistent_call(begin)(np.float32(1.0))
+        train = client.persistent_call(advance, donate_argnums=0, results="remote")
+        for _ in range(STEPS):
+            state = train(state)
+        state["w"].block_until_ready()
+        kept = client.kept()
+        assert kept.calls <= 1
+        assert X.nbytes <= kept.snapshot_bytes <= 3 * X.nbytes
+        assert len([*tmp_path.glob("jaxd-snapshots-*/*")]) <= 3
+        kill(server)
+        empty = [device.bytes_in_use for device in client.devices()]
+        state = train(state)
+        state["w"].block_until_ready()
+        full = [device.bytes_in_use for device in client.devices()]
+        assert all(b - a >= X.nbytes // 8 for a, b in zip(empty, full, strict=True))
+        assert client.statistics().bytes_sent < 1 << 16
+        assert float(state["n"]) == STEPS + 2.0
+        expected = np.float32(2.0)
+        for _ in range(STEPS + 1):
+            expected = (expected / 2 + 1) * 2
+        np.testing.assert_array_equal(state["w"], np.full(X.size, expected))
+        assert state["k"].dtype == jax.random.wrap_key_data(key).dtype

@@ -113,10 +113,11 @@ class Client:
         from jaxd.remote_values.recovery import Kept  # few processes ask
 
         settings, store = self.caller.session.settings, self.caller.session.store
-        if not settings.snapshot_s:
+        if settings.snapshot_s == 0.0:
             return Kept()
         if store is None or store.recovery is None:
-            return Kept(is_on=True, limit_bytes=settings.snapshot_bytes)
+            keeps_calls = bool(settings.snapshot_s)
+            return Kept(True, settings.snapshot_bytes, keeps_calls=keeps_calls)
         return store.recovery().report()
 
     def close(self) -> None:

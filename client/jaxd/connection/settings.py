@@ -57,12 +57,18 @@ class RecoverySettings(NamedTuple):
     """How much is done so that arrays can be made again.
 
     Attributes:
-        interval_s: seconds between two snapshots; 0: nothing is kept, and nothing made again.
+        interval_s: seconds between two snapshots; 0: nothing is made again; None: nothing is kept
+            for it, and arrays are made again of what this process has all the same.
         max_bytes: the most that is kept in this process, arguments of calls included.
     """
 
-    interval_s: float
+    interval_s: float | None
     max_bytes: int
+
+    @property
+    def keeps_calls(self) -> bool:
+        """Whether calls are kept, so that they can be made again, and snapshots are taken."""
+        return bool(self.interval_s)
 
 
 class Settings:
@@ -123,7 +129,7 @@ class Settings:
         fallback: str | None = None,
         verify: bool = False,
         place: str = "server",
-        snapshot_s: float = 0.0,
+        snapshot_s: float | None = None,
         snapshot_bytes: int = MAX_SNAPSHOT_BYTES,
         store: str | None = None,
     ) -> None:
@@ -212,7 +218,9 @@ class Settings:
             place=_parse_place(environment.get("JAXD_PLACE"), "JAXD_PLACE")
             or _parse_place(file.get("place"), f"`place` in {config_file()}")
             or cls.default_place,
-            snapshot_s=_parse_number("JAXD_SNAPSHOT_S", file.get("snapshot_s", 0)),
+            snapshot_s=_parse_number(
+                "JAXD_SNAPSHOT_S", file.get("snapshot_s"), "what costs nothing"
+            ),
             snapshot_bytes=int(
                 _parse_number(
                     "JAXD_SNAPSHOT_BYTES", file.get("snapshot_bytes", _default_snapshot_bytes())
@@ -276,8 +284,8 @@ def _parse_device(text: str | None, from_file: int | None) -> int | None:
     return int(text)
 
 
-def _parse_number(name: str, otherwise: float) -> float:
-    """The number in a variable of the environment, if it is set."""
+def _parse_number(name: str, otherwise: Any, meaning: str = "") -> Any:
+    """The number in a variable of the environment, if it is set; `meaning` of `otherwise`."""
     text = os.environ.get(name, "")
     if not text:
         return otherwise
@@ -288,7 +296,7 @@ def _parse_number(name: str, otherwise: float) -> float:
     if not 0.0 <= number < float("inf"):
         raise ConfigurationError(
             f"{name}={text!r} is no number that is 0 or more. Give one, or leave it out to have "
-            f"{otherwise:g}."
+            f"{meaning or format(otherwise, 'g')}."
         )
     return number
 

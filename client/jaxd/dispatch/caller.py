@@ -13,7 +13,12 @@ from jaxd.connection.settings import REPLY_GRACE_S, Settings
 from jaxd.dispatch.session import MAX_WORKERS, Session
 from jaxd.interop.jax_runtime import runs_here
 from jaxd.request.arguments import encode_arguments
-from jaxd.request.call_request import CallRequest, result_policy_for
+from jaxd.request.call_request import (
+    CallRequest,
+    callback_origin,
+    result_policy_for,
+    running_callbacks,
+)
 from jaxd.request.function_snapshot import ELSEWHERE
 from jaxd.results.reader import (
     NOTHING_STAYS,
@@ -112,6 +117,7 @@ class Caller:
             encoded.leaf_headers,
             (args, kwargs) if spec.snapshot.takes_arguments else None,
             fallback=fallback,
+            origin=callback_origin() if running_callbacks else None,
         )
 
     def requires_export(self, timeout_s: float | None = None) -> bool:
@@ -453,6 +459,11 @@ class OpenCall:
         self.is_sent = False
         return connection
 
+    @property
+    def connection(self) -> ClientConnection | None:
+        """Over which this attempt was sent."""
+        return self.opened.connection
+
     def load(self, *, copied: bool = False) -> CallTransfer:
         """Prepares the transfer of the call's data; see `TransferRouter.prepare`."""
         transfer = self._session.transfer_router().prepare(
@@ -641,9 +652,12 @@ class OpenCall:
             # what it has called back may have changed the arrays of its caller
             may_have_changed = call.buffers and (self.may_have_changed or self.has_called_back)
             lineage = self._lineage
-            if lineage is None and not may_have_changed:
+            if lineage is not None:
+                lineage.settle()
+            elif not may_have_changed:
                 lineage = calls.lineage_of(call, self._effects)
-            return calls.read(call, value[1], InlineLeaves.of(value, buffers), lineage=lineage)
+            home, session = InlineLeaves.of(value, buffers), self.opened.connection.session
+            return calls.read(call, value[1], home, lineage=lineage, session=session)
         with snapshot.pickling_context():
             return snapshot.reader.read(value[1], value[2], buffers, call.results)
 

@@ -350,7 +350,7 @@ class Session:
         if self.store is None or self.id != welcome["session"]:
             if self.store is not None and self.store.may_restore() and not connection.notice:
                 self.id = welcome["session"]
-                self.store.begin_session(connection.worker)
+                self.store.begin_session(connection)
             else:
                 self.store = self._replace_store(welcome["session"], self.address, connection)
         self.store.takes_data = welcome.get("devices", 1) == 1
@@ -387,7 +387,7 @@ class Session:
             address,
             connection.worker,
             compress=self.settings.compress,
-            settings=kept if kept.interval_s else None,
+            settings=None if kept.interval_s == 0 else kept,
         )
 
     def ask(self, verb: str, *args: Any) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from jaxd_protocol.jit.static_args import NO_STATIC_ARGS
 from jaxd_protocol.pytree.literals import load_literal
 
 if TYPE_CHECKING:
+    from jaxd.connection.connection import ClientConnection
     from jaxd.events.effects import CallEffects
     from jaxd.request.call_request import CallRequest
     from jaxd.request.function_snapshot import FunctionSnapshot
@@ -346,6 +347,10 @@ class CallbackOrigin(Protocol):
     def call(self) -> CallRequest:
         """The request."""
 
+    @property
+    def connection(self) -> ClientConnection | None:
+        """Over which it was sent; None: that was lost."""
+
     def before_callback(self) -> None:
         """A function of this process is about to be called, which may change what the call took."""
 
@@ -379,7 +384,7 @@ def run_callback(
     _, skeleton, blob, wants_result = question
     origin.has_called_back, origin.callback_error = True, None
     try:
-        with callback_scope():
+        with callback_scope(origin):
             function, args, kwargs = _resolve(snapshot, arguments, skeleton, blob, buffers)
             result = function(*args, **kwargs)
         return _encode_result(snapshot, result if wants_result else None)

@@ -16,12 +16,19 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from jaxd.connection.shared_reader import NotSent, PendingReply
+from jaxd.remote_values.callback_calls import (
+    CALLBACK_WAIT_S,
+    circle_error,
+    needed_first,
+    waits_behind,
+)
 from jaxd.remote_values.lineage import (
     irreproducible_error,
     unanswered_call_error,
     values_lost_error,
     with_call_array_names,
 )
+from jaxd.request.call_request import callback_origin, running_callbacks
 from jaxd.results.exceptions import exception_of
 from jaxd.results.reader import InlineLeaves
 from jaxd_protocol.base.process import start_thread
@@ -111,6 +118,7 @@ class PipelinedCall:
             many they are.
         released_ids: ids of released values that its message carries.
         has_called_back, callback_error: see `CallbackOrigin`.
+        is_nested: whether a callback of another call makes it: then it is in no order.
         lineage: how its result is made again; None: that is not known.
         session: for which its transfer was prepared.
     """
@@ -151,6 +159,7 @@ class PipelinedCall:
         self.has_called_back = False
         self.callback_error: BaseException | None = None
         self.on_done = on_done
+        self.is_nested = call.origin is not None
         self.lineage: Lineage | None = None
         self.session: tuple[Any, ...] = ()
         self._effects: CallEffects | None = None
@@ -198,9 +207,11 @@ class PipelinedCall:
         with self._lock:
             transfer, self.transfer = self.transfer, None
             lineage: Any = self.lineage  # of a call
-            if lineage is not None and not lineage.obstacle:
+            is_whole = self._is_unchanged() if lineage is None else not lineage.obstacle
+            if is_whole:
+                kept = self.call if lineage is None else lineage.call
                 self.call = self.call._replace(
-                    buffers=lineage.call.buffers,
+                    buffers=kept.buffers,
                     sources={},
                     leaf_headers={},
                     lost_workers=self.call.lost_workers + self.is_sent,
@@ -209,7 +220,11 @@ class PipelinedCall:
         if transfer is not None:
             transfer.release()
         self.effects().begin_attempt()
-        return lineage is not None and not lineage.obstacle
+        return is_whole
+
+    def _is_unchanged(self) -> bool:
+        """Whether it can be sent as it was, of a call that is not kept: its caller waits."""
+        return not (self.has_called_back or (self.copies_data and self.call.buffers))
 
     def hand_over_lineage(self) -> Lineage | None:
         """The lineage of its result, which its arrays hold from now on."""
@@ -328,6 +343,8 @@ class PipelinedCall:
             if transfer is not None:
                 transfer.release(reply)
             self.call = self.call.without_data()
+            if self.lineage is not None:
+                self.lineage.settle()
             if self._is_read or error is not None:
                 self.lineage = None  # which holds data, and this is in cycles of references
             self.done = True
@@ -365,7 +382,8 @@ class CallPipeline:
         release_queue: the ids of released values, which calls carry to the server.
         deduplicator: gives what deduplicates the data of this session.
         arrived: called in the reading thread for each reply, with whether it holds a result.
-        recovery: gives what makes arrays again when their worker has ended; None: nothing.
+        keeper: gives what keeps calls to make them again when their worker has ended; None: they
+            are not kept.
         leave: called with a connection whose worker accepts no new calls.
 
     Attributes:
@@ -380,7 +398,7 @@ class CallPipeline:
         release_queue: ReleaseQueue,
         deduplicator: Callable[[], Deduplicator],
         arrived: Callable[[ClientConnection, PipelinedCall, bool], None],
-        recovery: Callable[[], Recovery] | None = None,
+        keeper: Callable[[], Recovery] | None = None,
         leave: Callable[[ClientConnection], None] = lambda _: None,
     ) -> None:
         self._connect_session = connect
@@ -388,7 +406,7 @@ class CallPipeline:
         self._release_queue = release_queue
         self._deduplicator = deduplicator
         self._on_arrival = arrived
-        self._recovery = recovery
+        self._keeper = keeper
         self._leave = leave
         self._open: dict[int, PipelinedCall] = {}
         self.launching: dict[int, CallRequest] = {}
@@ -462,7 +480,7 @@ class CallPipeline:
         """
         deadline = flight.deadline
         try:
-            self._wait_for_window(deadline)
+            self._await_turn(flight)
             with suppress(ConnectionLost):  # not under the lock, for finished calls are notified
                 connection = self._connect_session(deadline)
                 connection.shared_reader.read_available()
@@ -484,9 +502,11 @@ class CallPipeline:
 
         The call is open then, also where its connection was lost meanwhile.
         """
-        self._resend_lost(deadline)  # not under the lock: it may take long to connect
+        if not flight.is_nested:
+            self._resend_lost(deadline)  # not under the lock: it may take long to connect
         with self._holding_lock():
-            if self.has_unsent_calls() or not connection.alive:
+            is_behind = not flight.is_nested and self.has_unsent_calls()
+            if is_behind or not connection.alive:
                 return False
             flight.refuse_lost()  # they may have been lost since the caller looked
             flight.assign_number()
@@ -509,17 +529,57 @@ class CallPipeline:
             self._fail_sent(flight, final)
         return final
 
-    def _wait_for_window(self, deadline: float | None) -> None:
+    def _await_turn(self, flight: PipelinedCall) -> None:
+        """Waits until a call may be sent: while too many are in flight.
+
+        One that a callback makes needs no place among them, but what it takes has to be there.
+
+        Raises:
+            CallbackError: when that waits for the callback itself.
+        """
+        if flight.is_nested:
+            for needed in needed_first(flight.call, list(self._open.values())):
+                self.wait(needed, flight.deadline)
+            return
         while len(flights := list(self._open.values())) >= MAX_IN_FLIGHT:
-            self.wait(flights[0], deadline)
+            self.wait(flights[0], flight.deadline)
+
+    def connection_of_callback(self) -> ClientConnection | None:
+        """The connection of the call in flight whose callback this thread runs; None: of none.
+
+        What a callback asks of the server goes there, though a newer worker be there already.
+        """
+        origin = callback_origin()
+        if origin not in list(self._open.values()):
+            return None
+        connection: ClientConnection | None = origin.connection
+        return connection if connection is not None and connection.alive else None
 
     def wait(self, flight: PipelinedCall, deadline: float | None = None) -> None:
         """Returns when a call is done, one way or the other.
 
         Raises:
+            CallbackError: when this thread runs a callback that the call itself waits for.
             DeadlineExceeded: when `time.monotonic()` passes the deadline first.
             JaxdError: when the server cannot be reached any more.
         """
+        if running_callbacks and not flight.done:
+            self._refuse_circle(flight)
+        self._wait(flight, deadline)
+
+    def _refuse_circle(self, flight: PipelinedCall) -> None:
+        origin = callback_origin()
+        while origin is not None:
+            first = waits_behind(flight, list(self._open.values()), origin)
+            if first is None:
+                return
+            if first is not origin:  # its reply may be on its way
+                with suppress(DeadlineExceeded):
+                    self._wait(first, time.monotonic() + CALLBACK_WAIT_S)
+            if not first.done:
+                raise circle_error(origin, flight)
+
+    def _wait(self, flight: PipelinedCall, deadline: float | None) -> None:
         while not flight.done:
             connection, pending = flight.connection, flight.pending
             if connection is not None and pending is not None:
@@ -625,8 +685,10 @@ class CallPipeline:
         self, flight: PipelinedCall, connection: ClientConnection
     ) -> CallTransfer:
         call = flight.call
+        # The connection of a callback may be of the session before this one.
+        deduplicator = None if flight.is_nested else self._deduplicator
         transfer = self._transfer_router.prepare(
-            call, connection, self._deduplicator, copied=flight.copies_data
+            call, connection, deduplicator, copied=flight.copies_data
         )
         if flight.copies_data:
             transfer = transfer._replace(
@@ -635,8 +697,8 @@ class CallPipeline:
             if transfer.places:  # else its data is never loaded again
                 call = call._replace(buffers=transfer.copies_of(call))
         is_new = flight.lineage is None and flight.attempts <= 1 and not flight.is_sent
-        if self._recovery is not None and is_new:  # its arrays are as they were
-            flight.lineage = self._recovery().of_call(flight.call, flight.effects(), transfer)
+        if self._keeper is not None and is_new:  # its arrays are as they were
+            flight.lineage = self._keeper().of_call(flight.call, flight.effects(), transfer)
         flight.session = connection.session
         flight.replace_transfer(transfer, call)
         return transfer
@@ -654,7 +716,7 @@ class CallPipeline:
         is_first = flight.attempts == 1  # later, the server may not know the indexed skeleton
         if is_first and flight.skeletons is not None:
             flight.sent_skeleton = flight.skeletons.encode(flight.call.skeleton)
-        if is_first:
+        if is_first and not flight.is_nested:  # else calls before it may still be unsent
             flight.released_ids = self._release_queue.take_all()
         message = flight.call.message(
             transfer.data_locations,
@@ -739,7 +801,7 @@ class CallPipeline:
             return pending.error
         value: Any = pending.value if pending.error is None and pending.frame is not None else None
         is_refused = isinstance(value, tuple) and len(value) == 2 and value[0] == FAILED
-        if self._recovery is None or not is_refused or not is_failure(value[1], WorkerReplaced):
+        if self._keeper is None or not is_refused or not is_failure(value[1], WorkerReplaced):
             return None
         self._leave(connection)
         flight.connection, flight.is_sent = None, False  # it has not run

@@ -9,6 +9,7 @@ is made again has the ids that it had.
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     from jaxd.transfer.routing import CallTransfer
     from jaxd.transfer.shared_memory import SharedBlock
 
+
+ANSWERS_OBSTACLE: Final = "their call has called back functions that returned more than is kept"
+"""Why arrays cannot be made again; the end of a sentence."""
 
 WIDE: tuple[tuple[str, Any], ...] = (("jax_enable_x64", True),)
 """Settings under which arrays of 64 bits are put as what they were."""
@@ -70,8 +74,13 @@ class RestoreLink(Protocol):
     def part(self, number: int, whole: int, index: tuple[Any, ...]) -> Sequence[Leaf]:
         """Takes a part of an array again; as `call`."""
 
-    def restore(self, number: int, path: str, like: str, token: str) -> Sequence[Leaf]:
-        """Has a checkpoint read again; as `call`."""
+    def restore(self, number: int, *asked: Any) -> Sequence[Leaf]:
+        """Has a checkpoint read again; as `call`.
+
+        Args:
+            number: under which its arrays are.
+            asked: path, what it has to be like, its token, and perhaps the ids of its arrays.
+        """
 
 
 class ArgumentSource(NamedTuple):
@@ -107,6 +116,7 @@ class Lineage:
         depth: how many calls, one after the other, make them.
         nbytes: how much data is held for it.
         obstacle: why it cannot be made again; empty: it can.
+        is_copy: whether it is a copy of arrays, and no way to compute them.
         on_gone: called when nothing depends on it any more, also during garbage collection.
     """
 
@@ -115,18 +125,31 @@ class Lineage:
     depth = 0
     nbytes = 0
     obstacle = ""
+    is_copy = False
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.on_gone: Callable[[], object] | None = None
 
     def __del__(self) -> None:
-        if self.on_gone is not None:
-            self.on_gone()
+        self.release_room()
+
+    def release_room(self) -> None:
+        """Its data is gone."""
+        on_gone, self.on_gone = self.on_gone, None
+        if on_gone is not None:
+            on_gone()
 
     def assign_number(self, policy: ResultPolicy) -> None:
         """Gives it the number of its call, which is about to be sent for the first time."""
         self.number = policy.number
+
+    def has(self, wanted: Collection[int]) -> bool:
+        """Whether it makes all of these, by their numbers among the results."""
+        return True
+
+    def settle(self) -> None:
+        """The call is over. Where its results cannot be made again, nothing is kept for that."""
 
     def make(self, link: RestoreLink) -> Sequence[Leaf]:
         """Makes the results again; their shapes and dtypes.
@@ -161,6 +184,7 @@ class Snapshot(Lineage):
     """
 
     __slots__ = ("data", "nbytes")
+    is_copy = True
 
     def __init__(self, number: int, data: Mapping[int, tuple[Leaf, memoryview]]) -> None:
         super().__init__(number)
@@ -209,6 +233,7 @@ class PutLineage(Lineage):
     """
 
     __slots__ = ("_config", "_data", "nbytes")
+    is_copy = True
 
     def __init__(self, number: int, data: KeptData, config: Any) -> None:
         super().__init__(number)
@@ -218,6 +243,55 @@ class PutLineage(Lineage):
     def make(self, link: RestoreLink) -> Sequence[Leaf]:
         """Puts them again."""
         return link.put(self.number, self._data, self._config)
+
+
+class WeakPutLineage(Lineage):
+    """Of arrays that were put from arrays of jax, which are put again as long as they exist.
+
+    Args:
+        number: under which they were put.
+        data: the numbers and small arrays.
+        sources: the others; jax does not change them.
+        config: the settings under which they were put.
+    """
+
+    __slots__ = ("_config", "_data", "_sources")
+    is_copy = True
+
+    def __init__(self, number: int, data: KeptData, sources: Sequence[Any], config: Any) -> None:
+        super().__init__(number)
+        self._data, self._config = data, config
+        self._sources = [weakref.ref(each) for each in sources]
+
+    @classmethod
+    def of(
+        cls, number: int, data: CallData, skeleton: bytes, blob: bytes, config: Any
+    ) -> WeakPutLineage | None:
+        """The lineage of what is put; None where some of it may change."""
+        sources = [data.sources.get(leaf) for leaf in data.buffer_leaves]
+        if len(sources) != len(data.buffers) or any(each is None for each in sources):
+            return None
+        return cls(number, KeptData(skeleton, blob, (), tuple(data.buffer_leaves)), sources, config)
+
+    def _arrays(self) -> list[Any]:
+        """Those that can still be read."""
+        found = [ref() for ref in self._sources]
+        return [each for each in found if each is not None and not each.is_deleted()]
+
+    @property
+    def obstacle(self) -> str:  # type: ignore[override]
+        """As of any lineage."""
+        is_whole = len(self._arrays()) == len(self._sources)
+        return "" if is_whole else "the arrays that they were put from do not exist any more"
+
+    def make(self, link: RestoreLink) -> Sequence[Leaf]:
+        """Puts them again."""
+        from jaxd.request.arguments import ArgumentEncoder
+
+        encoder = ArgumentEncoder({}, gathers=True)
+        encoder.node(tuple(self._arrays()))
+        data = self._data._replace(buffers=encoder.buffers)
+        return link.put(self.number, data, self._config)
 
 
 class PartLineage(Lineage):
@@ -265,6 +339,40 @@ class RestoredLineage(Lineage):
         return link.restore(self.number, *self._asked)
 
 
+def saved_name(number: int) -> str:
+    """What the result of that number is called in a folder."""
+    return str(number)
+
+
+class SavedLineage(Lineage):
+    """Of arrays that their worker has written into a folder, shard by shard.
+
+    Args:
+        number: of the call that made them.
+        leaves: shapes and dtypes of those that were written, by number among its results.
+        path: of what was written.
+        token: of that.
+    """
+
+    __slots__ = ("_leaves", "_path", "_token", "nbytes")
+    is_copy = True
+
+    def __init__(self, number: int, leaves: Mapping[int, Leaf], path: str, token: str) -> None:
+        super().__init__(number)
+        self._leaves, self._path, self._token = leaves, path, token
+        self.nbytes = sum(leaf.nbytes for leaf in leaves.values())
+
+    def has(self, wanted: Collection[int]) -> bool:
+        """As of any lineage."""
+        return self._leaves.keys() >= set(wanted)
+
+    def make(self, link: RestoreLink) -> Sequence[Leaf]:
+        """Has them read again, each shard to its device."""
+        first = first_value_id(self.number)
+        ids = pack_ids(first + number for number in sorted(self._leaves, key=saved_name))
+        return link.restore(self.number, self._path, "", self._token, ids)
+
+
 class CallLineage(Lineage):
     """Of what a call returned.
 
@@ -274,7 +382,7 @@ class CallLineage(Lineage):
         effects: those that it has had so far; they are not repeated.
     """
 
-    __slots__ = ("call", "depth", "effects", "nbytes", "sources")
+    __slots__ = ("_obstacle", "call", "depth", "effects", "nbytes", "sources")
 
     def __init__(
         self, call: CallRequest, sources: Sequence[ArgumentSource], effects: CallEffects
@@ -283,16 +391,23 @@ class CallLineage(Lineage):
         super().__init__(call.result_policy.number)
         rows: Any = sources  # which is what a message needs of them
         self.call = call._replace(values=rows, timeout_s=None)
-        self.sources, self.effects = sources, effects
+        self.sources, self.effects, self._obstacle = sources, effects, ""
         self.depth = 1 + max((each.lineage.depth for each in sources), default=0)
         self.nbytes = sum(map(len, call.buffers)) + len(call.blob)
 
     @property
     def obstacle(self) -> str:  # type: ignore[override]
         """As of any lineage."""
-        if self.effects.are_recorded:
-            return ""
-        return "their call has called back functions that returned more than is kept"
+        return self._obstacle if self.effects.are_recorded else ANSWERS_OBSTACLE
+
+    def settle(self) -> None:
+        """As of any lineage; calls that it depends on were over before it."""
+        found = [self, *(each.lineage for each in self.sources)]
+        calls = (each for each in found if isinstance(each, CallLineage))
+        self._obstacle = next((each.obstacle for each in calls if each.obstacle), "")
+        if self._obstacle:
+            self.call, self.sources = self.call.without_data(), ()
+            self.release_room()
 
     def assign_number(self, policy: ResultPolicy) -> None:
         """As of any lineage."""
@@ -394,15 +509,21 @@ def values_lost_error(*, with_worker: bool, notice: str = "") -> ValuesLost:
     )
 
 
-def irreproducible_error(obstacle: str) -> ValuesLost:
-    """The error of arrays that died with their worker and could not be made again.
+def irreproducible_error(obstacle: str, *, with_worker: bool = True) -> ValuesLost:
+    """The error of arrays that could not be made again in another session.
 
     Args:
         obstacle: why, as the end of a sentence.
+        with_worker: whether they died with their worker.
     """
-    return ValuesDied(
-        "arrays on the server died with its worker, and could not be made again on the next one: "
-        f"{obstacle}. {_ADVICE}"
+    if with_worker:
+        return ValuesDied(
+            "arrays on the server died with its worker, and could not be made again on the next "
+            f"one: {obstacle}. {_ADVICE}"
+        )
+    return ValuesLost(
+        "arrays on the server are gone, as it freed them after --session-grace-s without a "
+        f"connection, and could not be made again: {obstacle}. {_ADVICE}"
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -118,12 +118,13 @@ class ValueStore(Protocol):
     Attributes:
         release_queue: collects the ids of those that this process released.
         deduplicator: gives what the session has sent.
-        recovery: gives what makes the arrays again when their worker has ended; None: nothing.
+        keeper: gives what keeps calls to make the arrays again when their worker has ended; None:
+            they are not kept.
     """
 
     release_queue: ReleaseQueue
     deduplicator: Callable[[], Deduplicator]
-    recovery: Lazy[Recovery] | None
+    keeper: Lazy[Recovery] | None
 
     def connection(self, deadline: float | None = None) -> ClientConnection:
         """A connection of this session; raises `ValuesLost` when there is none any more."""
@@ -135,6 +136,7 @@ class ValueStore(Protocol):
         numbers: Sequence[int] | None = None,
         flight: PipelinedCall | None = None,
         lineage: Lineage | None = None,
+        session: tuple[Any, ...] = (),
     ) -> list[Any]:
         """What stands for some leaves of a result."""
 
@@ -164,7 +166,7 @@ class PipelinedCalls:
             values.release_queue,
             lambda: values.deduplicator(),  # noqa: PLW0108  each session has another one
         )
-        return CallPipeline(*ways, self._on_arrival, values.recovery, self._services.drain)
+        return CallPipeline(*ways, self._on_arrival, values.keeper, self._services.drain)
 
     @property
     def _pipeline(self) -> CallPipeline:
@@ -176,6 +178,11 @@ class PipelinedCalls:
         if self._lazy_pipeline.made is not None:
             self._lazy_pipeline.made.after_fork()
         self._skeletons.after_fork()
+
+    def connection_of_callback(self) -> ClientConnection | None:
+        """See `CallPipeline.connection_of_callback`."""
+        made = self._lazy_pipeline.made
+        return None if made is None else made.connection_of_callback()
 
     def has_unsent_calls(self) -> bool:
         """See `CallPipeline.has_unsent_calls`."""
@@ -192,14 +199,16 @@ class PipelinedCalls:
         self._skeletons.end()
         self._skeletons = SkeletonTable()
 
-    def restore(self, recovery: Recovery, connection: ClientConnection) -> None:
+    def restore(
+        self, recovery: Recovery, connection: ClientConnection, there: Collection[int]
+    ) -> None:
         """Makes the arrays again that these calls need, or somebody holds; see `Recovery`.
 
         Raises:
             ConnectionLost: when that worker has ended as well.
         """
         flights = self._pipeline.begin_restore()
-        recovery.restore(connection, flights, list(self._pipeline.launching.values()))
+        recovery.restore(connection, flights, list(self._pipeline.launching.values()), there)
         self._pipeline.end_restore()
 
     def settle(self, deadline: float) -> None:
@@ -220,7 +229,8 @@ class PipelinedCalls:
         lies_here = self._services.transfer_router().uses_shared_blocks(
             call
         )  # and could be changed too early
-        flight = self._launch(call, may_return=call.timeout_s is None and not lies_here)
+        may_return = call.timeout_s is None and call.origin is None and not lies_here
+        flight = self._launch(call, may_return=may_return)
         try:
             if flight.layout is not None and _is_remote(call):
                 return self._result(flight)
@@ -251,6 +261,10 @@ class PipelinedCalls:
         flight = self._launch(call, may_return=False, ended=partial(self._settle, future))
         future.add_inline_callback(partial(self._cancel_with, flight))
         future.watch_deadline(flight.deadline, partial(self._give_up, flight, future))
+        if call.origin is not None:  # what the callback does next may come before it
+            from concurrent.futures import wait
+
+            wait([future])
         return future
 
     def _give_up(self, flight: PipelinedCall, future: Future[Any], late: DeadlineExceeded) -> None:
@@ -291,9 +305,9 @@ class PipelinedCalls:
         donated: tuple[range, ...] = ()
         launching = self._pipeline.launching
         try:
-            recovery = self._store.recovery
-            if recovery is not None and call.timeout_s is None and not running_callbacks:
-                recovery().snapshots.take_if_due()
+            keeper = self._store.keeper
+            if keeper is not None and call.timeout_s is None and not running_callbacks:
+                keeper().snapshots.take_if_due()
             for handle_range in call.values:
                 if handle_range.origin.may_be_unusable(handle_range.numbers):
                     self.check(handle_range.arrays)
@@ -304,7 +318,7 @@ class PipelinedCalls:
                 layout = call.spec.snapshot.reader.layout(skeleton)
                 form = ResultShape(skeleton, layout, hash_, worker)
             is_copied = known is not None or ended is not None
-            skeletons = self._skeletons
+            skeletons = self._skeletons if call.origin is None else None
             launching[id(call)] = call  # before its arrays are marked as donated
             flight = PipelinedCall(call, form, donated, ended, is_copied, skeletons)
             self._pipeline.launch(flight)
@@ -388,8 +402,9 @@ class PipelinedCalls:
         home: InlineLeaves | None,
         flight: PipelinedCall | None = None,
         lineage: Lineage | None = None,
+        session: tuple[Any, ...] = (),
     ) -> Any:
-        """The result of a call, some of which stays here.
+        """The result of a call, some of which stays on the server.
 
         Args:
             call: the call.
@@ -397,6 +412,7 @@ class PipelinedCalls:
             home: what is in the reply; None when there is none so far.
             flight: the call, when it returns before its reply is here.
             lineage: how the result is made again; None: that is not known.
+            session: see `RemoteStore.remote`.
 
         Raises:
             JaxdError: when it cannot be read in this process.
@@ -406,7 +422,7 @@ class PipelinedCalls:
         first = first_value_id(stay.number)
 
         def remote(leaves: Sequence[Leaf], numbers: Sequence[int]) -> list[Any]:
-            return self._store.remote(first, leaves, numbers, flight, lineage)
+            return self._store.remote(first, leaves, numbers, flight, lineage, session)
 
         with snapshot.pickling_context():
             return snapshot.reader.read_part(skeleton, home, stay, call.results, remote)
@@ -418,11 +434,11 @@ class PipelinedCalls:
             call: the request, whose arrays its caller has not changed so far.
             effects: those that it had; None: none.
         """
-        if self._store.recovery is None:
+        if self._store.keeper is None:
             return None
         from jaxd.events.effects import CallEffects
 
-        return self._store.recovery().of_call(call, CallEffects() if effects is None else effects)
+        return self._store.keeper().of_call(call, CallEffects() if effects is None else effects)
 
     def _on_arrival(self, connection: ClientConnection, flight: PipelinedCall, ready: bool) -> None:
         self._services.progress().finish(connection, flight.request, ready=ready)

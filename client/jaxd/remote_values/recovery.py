@@ -10,9 +10,11 @@ import heapq
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from jaxd.remote_values.lineage import (
+    ANSWERS_OBSTACLE,
     ArgumentSource,
     CallLineage,
     KeptData,
@@ -53,7 +55,6 @@ if TYPE_CHECKING:
     from jaxd.events.effects import CallEffects
     from jaxd.interop.remote_array import RemoteArray, ResultBatch
     from jaxd.request.call_request import CallRequest
-    from jaxd.request.function_snapshot import FunctionSnapshot
     from jaxd.transfer.routing import CallTransfer, TransferRouter
 
 
@@ -67,6 +68,17 @@ FULL_PAUSE_S: Final = 0.5
 """After so long it is tried again where there was no room for arrays."""
 
 _TOO_MUCH: Final = "this process already keeps as much data for that as JAXD_SNAPSHOT_BYTES allows"
+
+NAMED_OBSTACLE: Final = "they were found by a name"
+
+SEVERAL_DEVICES_OBSTACLE: Final = (
+    "the server has several devices, and only on one could they be put"
+)
+
+NOT_KEPT_OBSTACLE: Final = (
+    "how they were made is not kept, and their data is not in this process (JAXD_SNAPSHOT_S=10 has "
+    "both kept)"
+)
 
 T = TypeVar("T")
 Full = TypeVar("Full", Busy, ValuesFull)
@@ -98,6 +110,7 @@ class Kept(NamedTuple):
         calls: how many calls, one after the other, would be made again for the array that needs
             the most.
         lost_with_worker: why arrays cannot be made again, with how many bytes of arrays.
+        keeps_calls: whether calls are kept and snapshots taken, which `JAXD_SNAPSHOT_S` asks for.
     """
 
     is_on: bool = False
@@ -109,6 +122,7 @@ class Kept(NamedTuple):
     stopped: str = ""
     calls: int = 0
     lost_with_worker: dict[str, int] = {}  # noqa: RUF012  nobody changes it
+    keeps_calls: bool = False
 
 
 class Recovery:
@@ -133,6 +147,7 @@ class Recovery:
     ) -> None:
         self.snapshots = Snapshots(store, settings, clock)
         self._kept = self.snapshots.kept
+        self._keeps_calls = settings.keeps_calls
         self._store = store
         self._router = router
 
@@ -160,23 +175,33 @@ class Recovery:
             ArgumentSource(each.leaf, _lineage_of(each.origin), each.number, each.numbers)
             for each in call.values
         ]
-        obstacle = self._obstacle(call.spec.snapshot, sources)
+        obstacle = self._obstacle(call, sources, effects)
         if obstacle:
             self.snapshots.make_due()
             return NoLineage(number, obstacle)
         if not self._kept.take(sum(map(len, call.buffers)) + len(call.blob)):
             return NoLineage(number, _TOO_MUCH)
-        kept = call._replace(buffers=stable_buffers(call, transfer), sources={}, leaf_headers={})
+        kept = call._replace(
+            buffers=stable_buffers(call, transfer), sources={}, leaf_headers={}, origin=None
+        )
         effects.keep_in(self._kept)
         lineage = CallLineage(kept, sources, effects)
         self._kept.free_with(lineage)
         return lineage
 
-    def _obstacle(self, function: FunctionSnapshot, sources: Sequence[ArgumentSource]) -> str:
+    def _obstacle(
+        self, call: CallRequest, sources: Sequence[ArgumentSource], effects: CallEffects
+    ) -> str:
         """Why a call cannot be made again; empty where it can.
 
         Packs the function, whose globals may be others when a server asks for it later.
         """
+        for source, taken in zip(sources, call.values, strict=True):
+            if source.lineage.obstacle and not self._are_here(taken.arrays):
+                return source.lineage.obstacle
+        if not effects.are_recorded:
+            return ANSWERS_OBSTACLE
+        function = call.spec.snapshot
         if function.walk_fingerprint.notes:
             return f"{function.name} reads what may be another next time, while it is traced"
         try:
@@ -186,6 +211,10 @@ class Recovery:
         if max((each.lineage.depth for each in sources), default=0) >= MAX_DEPTH:
             return f"that would take more than {MAX_DEPTH:,} calls"
         return ""
+
+    def _are_here(self, arrays: Iterable[RemoteArray]) -> bool:
+        """Whether this process has the data of all of these."""
+        return all(self._store.data_here(each) is not None for each in arrays)
 
     def of_put(self, number: int, data: WholeData, config: Any, transfer: CallTransfer) -> Lineage:
         """The lineage of arrays that are put.
@@ -210,7 +239,7 @@ class Recovery:
 
     def report(self) -> Kept:
         """What is kept now, and what could not be made again."""
-        plan = _Plan((), has_data=self._store.takes_data)
+        plan = _Plan(has_data=self._store.takes_data)
         plan.add_batches(self._store.live_batches())
         steps = list(plan.steps())
         lost: Counter[str] = Counter()
@@ -228,6 +257,7 @@ class Recovery:
             stopped=self.snapshots.stopped,
             calls=max((step.lineage.depth for step in steps if step.lineage), default=0),
             lost_with_worker={why: nbytes for why, nbytes in lost.items() if nbytes},
+            keeps_calls=self._keeps_calls,
         )
 
     # after the worker has ended ----------------------------------------------------------------
@@ -237,6 +267,7 @@ class Recovery:
         connection: ClientConnection,
         flights: Sequence[CallInFlight],
         launching: Sequence[CallRequest],
+        there: Collection[int] = (),
     ) -> None:
         """Makes all arrays that somebody holds, or that a call in flight takes, again.
 
@@ -246,6 +277,7 @@ class Recovery:
             connection: to the new worker.
             flights: the calls that will be sent again.
             launching: those that will be sent for the first time.
+            there: numbers of calls whose results this worker has; more may come.
 
         Raises:
             ConnectionLost: when that worker has ended as well.
@@ -254,7 +286,7 @@ class Recovery:
             Busy: the same, after `MAX_BUSY_S`.
         """
         open_numbers = {flight.number for flight in flights}
-        plan = _Plan(open_numbers, has_data=self._store.takes_data)
+        plan = _Plan(open_numbers, there, has_data=self._store.takes_data)
         for call in (*(flight.call for flight in flights), *launching):
             for each in call.values:
                 plan.hold(each.origin, each.numbers)
@@ -263,14 +295,16 @@ class Recovery:
         for step in plan.steps():
             step.run(link)
             link.drop(plan.unused_after(step))
-        plan.mark_lost()
+        plan.mark_lost(with_worker=self._store.is_of_a_dead_worker)
 
 
 def _lineage_of(batch: ResultBatch) -> Lineage:
     lineage: Lineage | None = batch.lineage
     if lineage is not None:
         return lineage
-    return NoLineage(call_number_of(batch.first), "they were found by a name")
+    fetcher: Any = batch.fetcher
+    why = NAMED_OBSTACLE if fetcher.keeper is not None else NOT_KEPT_OBSTACLE
+    return NoLineage(call_number_of(batch.first), why)
 
 
 class _Step:
@@ -308,20 +342,22 @@ class _Step:
 
     def choose(self, *, has_data: bool) -> Sequence[ArgumentSource]:
         """Decides how it is made; what that needs in turn."""
-        for batch in self.batches if has_data else ():
+        for batch in self.batches:
             here = ((each, each.fetcher.data_here(each)) for each in batch.arrays)
             self._data.update(
                 (each.number, (each.leaf, data)) for each, data in here if data is not None
             )
+        is_usable = has_data or not self._data
         if not has_data:
             self._data.clear()
         calls = [each for each in self._candidates.values() if not isinstance(each, Snapshot)]
-        makers = [each for each in calls if not each.obstacle]
+        makers = [each for each in calls if not each.obstacle and each.has(self.wanted)]
         if makers and not self.wanted <= self._data.keys():
-            self.lineage, self.sources = makers[0], makers[0].sources
+            self.lineage = min(makers, key=attrgetter("depth"))
+            self.sources = self.lineage.sources
             return self.sources
-        obstacles = (each.obstacle for each in calls)
-        self.lose(next(obstacles, "the server has several devices by now"))
+        obstacles = (each.obstacle for each in calls if each.obstacle and is_usable)
+        self.lose(next(obstacles, SEVERAL_DEVICES_OBSTACLE))
         return ()
 
     def lose(self, obstacle: str) -> None:
@@ -367,7 +403,7 @@ class _Step:
         except Exception as error:  # noqa: BLE001  whatever it is, these arrays are lost
             return f"{type(error).__name__}: {str(error).partition('. ')[0]}"
         is_other = any(tuple(leaves) != tuple(batch.leaves) for batch in self.batches)
-        if is_other and not isinstance(lineage, Snapshot):
+        if is_other and not lineage.is_copy:
             link.drop([value_ids_of(self.number)])
             return "their call returned something else than before"
         return ""
@@ -381,12 +417,13 @@ class _Plan:
     """What is made again, in which order.
 
     Args:
-        open_numbers: of calls that are sent again anyway.
+        spared: numbers of calls that are not made again: those that are sent again anyway, and
+            those whose results are there; any number of sets, which may grow.
         has_data: whether arrays may be sent from data.
     """
 
-    def __init__(self, open_numbers: Collection[int], *, has_data: bool) -> None:
-        self._open = open_numbers
+    def __init__(self, *spared: Collection[int], has_data: bool) -> None:
+        self._spared = spared
         self._has_data = has_data
         self._steps: dict[int, _Step] = {}
         self._held: list[RemoteArray] = []  # or they might be released before they are made
@@ -410,8 +447,8 @@ class _Plan:
                 step.batches.append(batch)
 
     def need(self, lineage: Lineage, wanted: Iterable[int]) -> _Step | None:
-        """Adds some results of a call; None: it is sent again anyway."""
-        if lineage.number in self._open:
+        """Adds some results of a call; None: it is not made again."""
+        if any(lineage.number in numbers for numbers in self._spared):
             return None
         step = self._steps.setdefault(lineage.number, _Step(lineage.number))
         step.need(lineage, wanted)
@@ -425,9 +462,9 @@ class _Plan:
             number = -heapq.heappop(waiting)
             for source in self._steps[number].choose(has_data=self._has_data):
                 source_number = source.lineage.number
-                if source_number not in self._steps and source_number not in self._open:
+                is_known = source_number in self._steps
+                if self.need(source.lineage, source.arrays) is not None and not is_known:
                     heapq.heappush(waiting, -source_number)
-                self.need(source.lineage, source.arrays)
                 self._last_use[source_number] = max(
                     number, self._last_use.get(source_number, number)
                 )
@@ -463,11 +500,12 @@ class _Plan:
             start = span.stop
         yield range(start, every.stop)
 
-    def mark_lost(self) -> None:
+    def mark_lost(self, *, with_worker: bool) -> None:
         """Marks what could not be made again."""
         for step in self._steps.values():
             for batch in step.batches if step.missing else ():
-                batch.lose(step.missing, irreproducible_error(step.obstacle))
+                error = irreproducible_error(step.obstacle, with_worker=with_worker)
+                batch.lose(step.missing, error)
 
 
 class _Link:
@@ -529,9 +567,10 @@ class _Link:
             self._when_free(lambda: _skeleton_in(self._connection.request("part", message)[0]))
         )
 
-    def restore(self, number: int, path: str, like: str, token: str) -> Sequence[Leaf]:
+    def restore(self, number: int, *asked: Any) -> Sequence[Leaf]:
         """Has a checkpoint read again."""
-        message = path, like, number, token
+        path, like, *rest = asked
+        message = path, like, number, *rest
         return specs_in(
             self._when_free(lambda: _skeleton_in(self._connection.request("restore", message)[0]))
         )
@@ -568,6 +607,7 @@ class _ReplayedCall:
 
     has_called_back = False
     callback_error: BaseException | None = None
+    connection = None
 
     def __init__(self, lineage: CallLineage) -> None:
         self.call = lineage.call

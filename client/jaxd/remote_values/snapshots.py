@@ -1,19 +1,36 @@
-"""Snapshots: the data of a session's arrays, copied into this process from time to time.
+"""Snapshots: copies of a session's arrays, made from time to time, which outlive its worker.
 
-And how many bytes this process keeps, in all, so that arrays can be made again.
+In this process; or where the server has several devices, in a folder of this process, into which
+the worker writes them shard by shard. And how many bytes are kept, in all, so that arrays can be
+made again.
 """
 
 from __future__ import annotations
 
+import atexit
+import glob
+import itertools
+import math
+import os
+import secrets
+import shutil
+import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
-from jaxd.remote_values.lineage import Lineage, PutLineage, Snapshot
+from jaxd.remote_values.lineage import (
+    Lineage,
+    PutLineage,
+    SavedLineage,
+    Snapshot,
+    saved_name,
+)
+from jaxd_protocol.errors import ConfigurationError, NotPermitted
 from jaxd_protocol.messages.data_locations import call_number_of
 from jaxd_protocol.packages.installed import warn_user
 from jaxd_protocol.pytree import Leaf
@@ -22,6 +39,8 @@ if TYPE_CHECKING:
     from jaxd.connection.settings import RecoverySettings
     from jaxd.interop.remote_array import RemoteArray, ResultBatch
 
+
+CopyT = TypeVar("CopyT", Snapshot, SavedLineage)
 
 COST_SHARE: Final = 0.03
 """Snapshots take at most this share of the time of a loop."""
@@ -40,6 +59,10 @@ class RecoverableStore(Protocol):
     def takes_data(self) -> bool:
         """Whether arrays that are sent again are what they were: the server has one device."""
 
+    @property
+    def is_of_a_dead_worker(self) -> bool:
+        """Whether the last session ended with its worker."""
+
     def live_batches(self) -> Sequence[ResultBatch]:
         """Those that somebody holds."""
 
@@ -48,6 +71,13 @@ class RecoverableStore(Protocol):
 
     def fetch_copies(self, arrays: Sequence[RemoteArray]) -> Iterable[memoryview]:
         """The data of arrays that are computed, which are not told of it."""
+
+    @property
+    def is_of_this_machine(self) -> bool:
+        """Whether the server is on this machine, and sees the same files."""
+
+    def write(self, arrays: Mapping[str, RemoteArray], path: str, token: str) -> None:
+        """Has the worker write arrays that are computed, by name, into a new folder."""
 
     def settle(self, deadline: float) -> None:
         """Waits for all calls in flight, whatever becomes of them.
@@ -89,10 +119,10 @@ class KeptBytes:
 
     def free_with(self, lineage: Lineage) -> None:
         """Counts the bytes of a lineage no longer once nothing depends on it."""
-        is_snapshot = isinstance(lineage, Snapshot)
+        is_snapshot = isinstance(lineage, Snapshot | SavedLineage)
         lineage.on_gone = partial(self.free, lineage.nbytes, of_snapshot=is_snapshot)
 
-    def hold(self, snapshot: Snapshot) -> Snapshot:
+    def hold(self, snapshot: CopyT) -> CopyT:
         """Counts a snapshot, whatever the limit, for as long as it exists."""
         with self._lock:
             self._used[True] += snapshot.nbytes
@@ -146,9 +176,10 @@ class Snapshots:
         self.last: LastSnapshot | None = None
         self.stopped = ""
         self._store = store
-        self._interval_s = settings.interval_s
+        self._folder = SnapshotFolder()
+        self._interval_s = settings.interval_s or math.inf
         self._clock = clock
-        self._due = clock() + settings.interval_s
+        self._due = clock() + self._interval_s
         self._earliest = 0.0
         self._has_warned = False
         self._lock = threading.Lock()  # held by the thread that takes one
@@ -164,7 +195,9 @@ class Snapshots:
 
     def take_if_due(self) -> None:
         """Takes one of all arrays when the time has come; called before a call is sent."""
-        if self._clock() < self._due or self.stopped or not self._store.takes_data:
+        if self._clock() < self._due or self.stopped:
+            return
+        if not (self._store.takes_data or self._store.is_of_this_machine):
             return
         if not self._lock.acquire(blocking=False):
             return
@@ -199,14 +232,15 @@ class Snapshots:
         wanted = [
             (batch, arrays)
             for batch in batches
-            if not isinstance(batch.lineage, Snapshot | PutLineage)
+            if not (batch.lineage is not None and batch.lineage.is_copy)
             and (arrays := usable_arrays(batch))
             and not any(each.is_deleted() for each in batch.arrays)  # by another thread just now
         ]
         sizes = {id(batch): sum(each.nbytes for each in arrays) for batch, arrays in wanted}
         wanted.sort(key=lambda each: sizes[id(each[0])])
         # What these take the place of is there until then: twice the limit, for that time.
-        stay = [each.lineage for each in batches if isinstance(each.lineage, Snapshot)]
+        copies = (each.lineage for each in batches if each.lineage is not None)
+        stay = [each for each in copies if each.is_copy and not isinstance(each, PutLineage)]
         most, used = self.kept.limit, sum(self.kept.used())
         room = min(most - sum(each.nbytes for each in stay), 2 * most - used)
         for batch, arrays in wanted:
@@ -218,10 +252,33 @@ class Snapshots:
                     f"copies of {self.kept.limit:,} at most (JAXD_SNAPSHOT_BYTES)"
                 )
                 return
-            data = dict(_data_of(arrays, self._store))
-            batch.lineage = self.kept.hold(Snapshot(call_number_of(batch.first), data))
+            number = call_number_of(batch.first)
+            if self._store.takes_data:
+                data = dict(_data_of(arrays, self._store))
+                batch.lineage = self.kept.hold(Snapshot(number, data))
+            elif sizes[id(batch)]:
+                batch.lineage = self._written(number, arrays)
         now = self._clock()
         self.last = LastSnapshot(now, now - began)
+
+    def _written(self, number: int, arrays: Sequence[RemoteArray]) -> Lineage:
+        """The lineage of arrays that the worker has written."""
+        path, token = self._folder.new_path(), secrets.token_hex(8)
+        named = {saved_name(each.number): each for each in arrays}
+        try:
+            self._store.write(named, path, token)
+            if not os.path.isdir(path):
+                raise FileNotFoundError("the server does not see the files of this process")
+        except (ConfigurationError, NotPermitted, OSError) as error:
+            if isinstance(error, ConnectionError | TimeoutError):  # the next one may be written
+                raise
+            self.stopped = str(error).partition(". ")[0]
+            self._warn(f"there are no snapshots: {self.stopped}")
+            raise
+        leaves = {each.number: each.leaf for each in arrays}
+        saved = self.kept.hold(SavedLineage(number, leaves, path, token))
+        saved.on_gone = partial(self._folder.discard, path, saved.on_gone)
+        return saved
 
     def _trim(self, batch: ResultBatch) -> None:
         """Forgets the data of arrays that nobody holds any more."""
@@ -242,6 +299,73 @@ class Snapshots:
             "jaxd.save(state, path).",
             RuntimeWarning,
         )
+
+
+class SnapshotFolder:
+    """A folder for what the worker writes for this process; it goes with the process. Thread-safe.
+
+    It is locked as long as the process lives: what one leaves that was killed is removed by the
+    next one of the same user.
+    """
+
+    def __init__(self) -> None:
+        self._path = ""
+        self._lock_file = -1
+        self._count = itertools.count()
+        self._gone: deque[str] = deque()  # appended to during garbage collection
+
+    def new_path(self) -> str:
+        """A path in it where nothing is; removes what was discarded."""
+        with suppress(IndexError):
+            while True:
+                shutil.rmtree(self._gone.popleft(), ignore_errors=True)
+        if not self._path:
+            self._make()
+        return os.path.join(self._path, str(next(self._count)))
+
+    def discard(self, path: str, then: Callable[[], object] | None = None) -> None:
+        """What was written there is not needed any more; also during garbage collection."""
+        self._gone.append(path)
+        if then is not None:
+            then()
+
+    def _make(self) -> None:
+        prefix = f"jaxd-snapshots-{os.getuid()}-"
+        for old in glob.glob(os.path.join(tempfile.gettempdir(), f"{prefix}*")):
+            _remove_left(old)
+        self._path = tempfile.mkdtemp(prefix=prefix)
+        self._lock_file = _locked(self._path) or -1
+        atexit.register(_remove_own, self._path, os.getpid())
+
+
+def _locked(folder: str) -> int | None:
+    """A lock on a folder, as an open file; None where another process has it, or it is not ours."""
+    import fcntl
+
+    try:
+        file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(file)
+        return None
+    return file
+
+
+def _remove_left(folder: str) -> None:
+    """Removes the folder of a process that is gone."""
+    file = _locked(folder)
+    if file is not None:
+        if os.fstat(file).st_uid == os.getuid():
+            shutil.rmtree(folder, ignore_errors=True)
+        os.close(file)
+
+
+def _remove_own(folder: str, pid: int) -> None:
+    if os.getpid() == pid:  # and not the child of a fork
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def usable_arrays(batch: ResultBatch) -> list[RemoteArray]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from jaxd.remote_values.pipelined_calls import ClientServices, PipelinedCalls
+from jaxd.request.call_request import running_callbacks
 from jaxd.results.reader import specs_in
 from jaxd.transfer.release_queue import ReleaseQueue
 from jaxd_protocol.base.process import Lazy, reset_after_fork, start_thread
@@ -18,10 +20,12 @@ from jaxd_protocol.errors import ConnectionLost, DeadlineExceeded, ValuesFull, V
 from jaxd_protocol.messages.calls import FAILED
 from jaxd_protocol.messages.data_locations import (
     INLINE_RESULT_BYTES,
+    call_number_of,
     first_value_id,
     new_call_number,
     pack_ids,
     pack_locations,
+    unpack_spans,
 )
 from jaxd_protocol.pytree import Leaf
 
@@ -97,6 +101,8 @@ class RemoteStore:
         needs_session: whether it was begun and not ended to make the arrays again: the next
             connection has to be of another session.
         recovery: gives what makes the arrays again when their worker has ended; None: nothing.
+        keeper: the same, where calls are kept for that; None: they are not.
+        is_of_a_dead_worker: whether the last session ended with its worker.
         loss_error: why the arrays are gone, once they are.
         release_queue: the ids of arrays that this process no longer holds.
         deduplicator: makes what deduplicates the data that the session sends.
@@ -117,6 +123,8 @@ class RemoteStore:
         self.takes_data = True
         self.needs_session = False
         self._is_stale = False
+        self._session: tuple[Any, ...] = ()  # that was begun last
+        self._made_in_it: set[int] = set()  # numbers of calls since, while it is stale
         self._restoring = threading.RLock()  # held by the thread that makes arrays again
         self.loss_error: ValuesLost | None = None
         self._uplink = uplink
@@ -127,6 +135,8 @@ class RemoteStore:
         )
         self.deduplicator: Callable[[], Deduplicator] = Lazy(self._make_deduplicator)
         self.recovery = Lazy(partial(self._make_recovery, settings)) if settings else None
+        self.keeper = self.recovery if settings and settings.keeps_calls else None
+        self.is_of_a_dead_worker = True
         self.calls = PipelinedCalls(self, uplink)
         reset_after_fork(self)
 
@@ -165,6 +175,10 @@ class RemoteStore:
             DeadlineExceeded: when arrays are still being made again at the deadline.
             Busy, ValuesFull: when the server had no room for them for a minute.
         """
+        if running_callbacks and self.loss_error is None:
+            own = self.calls.connection_of_callback()
+            if own is not None:
+                return own
         full_until: float | None = None
         attempts = 0
         while attempts < _MAX_RESTORES:
@@ -248,13 +262,16 @@ class RemoteStore:
         """Whether the arrays may be made again in another session."""
         return self.recovery is not None and self.loss_error is None
 
-    def begin_session(self, worker: tuple[Any, ...]) -> None:
+    def begin_session(self, connection: ClientConnection) -> None:
         """The server knows nothing of these arrays any more: they are made again at the next use.
 
         Args:
-            worker: identifies the worker that will have them.
+            connection: to the worker that will have them, in another session.
         """
-        self.worker = worker
+        was_dead = self._is_stale and self.is_of_a_dead_worker
+        self.is_of_a_dead_worker = was_dead or connection.worker != self.worker
+        self.worker, self._session = connection.worker, connection.session
+        self._made_in_it.clear()
         self._is_stale, self.needs_session = True, False
         self.release_queue.forget_sent()
         self.deduplicator = Lazy(self._make_deduplicator)
@@ -270,16 +287,36 @@ class RemoteStore:
             if not self._is_stale or connection.worker != self.worker:
                 return
             assert self.recovery is not None
-            self.release_queue.take_all()  # of what is not made again
+            gone = unpack_spans(self.release_queue.take_all())  # which is not made again
+            for ids in gone:
+                if call_number_of(ids.start) in self._made_in_it:
+                    self.release_queue.add(ids)
             self.needs_session = True  # until all is done: no call of a session runs twice
             try:
-                self.calls.restore(self.recovery(), connection)
+                self.calls.restore(self.recovery(), connection, self._made_in_it)
             except BaseException:
                 self._uplink.leave(connection)
                 raise
             if connection.worker == self.worker:  # else there is another one by now
                 self._is_stale = self.needs_session = False
                 self.release_queue.retry()
+
+    @property
+    def is_of_this_machine(self) -> bool:
+        """Whether the server is on this machine, and sees the same files."""
+        return self.address.startswith("unix:")
+
+    def write(self, arrays: Mapping[str, RemoteArray], path: str, token: str) -> None:
+        """Has the worker write arrays that are computed, by name, into a new folder.
+
+        Raises:
+            JaxdError, OSError: when that is not possible.
+        """
+        connection = self.connection()  # the only one: another worker does not have them
+        names = json.dumps([[name] for name in arrays])
+        ids = pack_ids(array.id for array in arrays.values())
+        self.ask("save", token, path, names, ids, False, over=connection)
+        self.ask("saved", token, path, over=connection)
 
     def live_batches(self) -> Sequence[ResultBatch]:
         """The arrays that somebody holds, by call."""
@@ -326,6 +363,7 @@ class RemoteStore:
         numbers: Sequence[int] | None = None,
         flight: PipelinedCall | None = None,
         lineage: Lineage | None = None,
+        session: tuple[Any, ...] = (),
     ) -> list[RemoteArray]:
         """Remote arrays for some leaves of a result.
 
@@ -335,7 +373,10 @@ class RemoteStore:
             numbers: of those that are wanted; by default all.
             flight: the call that makes them, when that had not run.
             lineage: how they are made again; None: that is not known.
+            session: in which a server has made them; empty: that of the other arrays.
         """
+        if self._is_stale and session == self._session:
+            self._made_in_it.add(call_number_of(first))
         from jaxd.interop.remote_array import ResultBatch  # a process of small results has none
 
         self.release_queue.start()
@@ -406,8 +447,12 @@ class RemoteStore:
         connection, first = self.connection(), first_value_id(number)
         transfer = self._uplink.transfer_router().prepare(data, connection)
         lineage: Lineage | None = None
-        if self.recovery is not None:
-            lineage = self.recovery().of_put(number, data, config, transfer)
+        if self.keeper is not None:
+            lineage = self.keeper().of_put(number, data, config, transfer)
+        elif self.recovery is not None:
+            from jaxd.remote_values.lineage import WeakPutLineage
+
+            lineage = WeakPutLineage.of(number, data, skeleton, blob, config)
         args = (number, skeleton, blob, pack_locations(transfer.data_locations), config)
         try:
             value, _ = self.ask(
@@ -482,8 +527,8 @@ class RemoteStore:
 
         value, frame = retry_once(ask)
         (spec,) = specs_in(value[1])
-        recovery = self.recovery
-        lineage = None if recovery is None else recovery().of_part(number, array, index)
+        keeper = self.keeper
+        lineage = None if keeper is None else keeper().of_part(number, array, index)
         (made,) = self.remote(first_value_id(number), [spec], lineage=lineage)
         if frame.buffers:
             made.receive(frame.buffers[0])

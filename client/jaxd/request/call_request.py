@@ -34,24 +34,41 @@ if TYPE_CHECKING:
 running_callbacks: list[None] = []
 """One for each callback that runs now: each call looks here, which takes next to nothing."""
 
-_in_callback: ContextVar[bool] = ContextVar("inside", default=False)
+
+class _Scope:
+    """A callback that runs; contexts that were copied from its own outlive it."""
+
+    __slots__ = ("origin",)
+
+    def __init__(self, origin: Any) -> None:
+        self.origin = origin
+
+
+_scope: ContextVar[_Scope | None] = ContextVar("scope", default=None)
 
 
 @contextmanager
-def callback_scope() -> Iterator[None]:
-    """A context in which this thread runs a callback."""
-    token = _in_callback.set(True)
+def callback_scope(origin: Any) -> Iterator[None]:
+    """A context in which this thread runs a callback.
+
+    Args:
+        origin: the open call that calls back, see `CallbackOrigin`.
+    """
+    scope = _Scope(origin)
+    token = _scope.set(scope)
     running_callbacks.append(None)
     try:
         yield
     finally:
         running_callbacks.pop()
-        _in_callback.reset(token)
+        _scope.reset(token)
+        scope.origin = None
 
 
-def in_callback() -> bool:
-    """Whether this thread, or the one whose context it copied, is running a callback."""
-    return _in_callback.get()
+def callback_origin() -> Any:
+    """The open call whose callback runs in this context, or in that which it copied; or None."""
+    scope = _scope.get() if running_callbacks else None
+    return None if scope is None else scope.origin
 
 
 class CallSettings(NamedTuple):
@@ -90,6 +107,7 @@ class CallRequest(NamedTuple):
         lost_workers: how many workers have died during it.
         fallback: what becomes of it where the server cannot answer it; None: as the client says.
         leaf_headers: of each array whose data is in a buffer its bytes in the skeleton, by leaf.
+        origin: the open call whose callback makes it; None: none does.
     """
 
     spec: FunctionSpec
@@ -107,6 +125,7 @@ class CallRequest(NamedTuple):
     arguments: tuple[tuple[Any, ...], Mapping[str, Any]] | None = None
     lost_workers: int = 0
     fallback: str | None = None
+    origin: Any = None
 
     @property
     def data_locations(self) -> Sequence[DataLocation]:
@@ -122,7 +141,7 @@ class CallRequest(NamedTuple):
     def flags(self) -> int:
         """Its properties as bits for the server; see `jaxd_protocol.messages.calls`."""
         flags = MAY_REPEAT | (STRICT if self.strict else 0) | (ON_VALUES if self.values else 0)
-        if running_callbacks and in_callback():
+        if self.origin is not None:
             flags |= FROM_CALLBACK
         if self.lost_workers:
             flags |= LOST_ONCE if self.lost_workers == 1 else LOST_ONCE | LOST_AGAIN
@@ -177,7 +196,9 @@ class CallRequest(NamedTuple):
 
     def without_data(self) -> CallRequest:
         """The same, once its data is not needed any more."""
-        return self._replace(blob=b"", buffers=(), values=(), sources={}, arguments=None)
+        return self._replace(
+            blob=b"", buffers=(), values=(), sources={}, arguments=None, origin=None
+        )
 
 
 def result_policy_for(results: ResultsAs, *, on_values: bool) -> ResultPolicy | None:

@@ -116,8 +116,14 @@ class Admission:
             self._running.add(call)
 
     def _wait(self, call: Operation) -> None:
-        """Returns when no exclusive call keeps this one waiting. The lock is held."""
-        while not self._draining and not call.inside and (self._exclusive or self._paused):
+        """Returns when no exclusive call keeps this one waiting. The lock is held.
+
+        One from inside of a callback waits for nothing: a call that runs waits for it, also while
+        the server drains.
+        """
+        if call.inside:
+            return
+        while not self._draining and (self._exclusive or self._paused):
             now = time.monotonic()
             if not self._paused and now >= self._bar_until:
                 self._end_bar()

@@ -150,7 +150,8 @@ class CrashGuard:
             Quarantined, WorkerLost: see `CrashSuspects.judge`.
             JaxdError: as `Admission.acquire`.
         """
-        if self.suspects.judge(call.key, name="", lost=call.lost):
+        is_suspect = self.suspects.judge(call.key, name="", lost=call.lost)
+        if is_suspect and not call.inside:  # else it belongs to one that runs
             self.admit_alone(call)
         else:
             self._admission.acquire(call)
@@ -205,5 +206,5 @@ class CrashGuard:
         if self._recorder is not None:
             self._recorder.identify(call.place, fingerprint, function.name)
         suspected = self.suspects.judge(fingerprint, call.key, name=function.name, lost=call.lost)
-        if suspected and not call.is_exclusive:
+        if suspected and not (call.is_exclusive or call.inside):
             raise MustRunAlone

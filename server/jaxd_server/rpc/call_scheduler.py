@@ -177,7 +177,12 @@ class CallScheduler:
             call.reply_when_cancelled = partial(session.reply_cache.answer, number)
             begin = partial(call.start_ordered, phase, start)
             is_new, go_on = self._session_state.enqueue(
-                call.stay, begin, call.answer_ordered, here=False, is_short=is_short
+                call.stay,
+                begin,
+                call.answer_ordered,
+                here=False,
+                is_short=is_short,
+                is_nested=call.inside,
             )
             if is_new:
                 session.ordered_calls[number] = call

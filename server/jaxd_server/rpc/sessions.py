@@ -95,6 +95,8 @@ class Session(Client):
         is_over: whether its client has ended it.
         values: its arrays on the server.
         call_queue: its calls on them, in order.
+        nested_calls: those that callbacks of its running calls make, which wait for them: they have
+            an order of their own. None: there was none so far.
         reply_cache: the replies to these.
         skeletons: of arguments, by the numbers that the client has given them.
         unanswered: its calls that were under way when their connection ended.
@@ -110,6 +112,7 @@ class Session(Client):
     left_at: float = field(default_factory=time.monotonic)
     values: SessionValues = field(init=False)
     call_queue: OrderedCallQueue = field(default_factory=OrderedCallQueue)
+    nested_calls: OrderedCallQueue | None = None
     reply_cache: ReplyCache = field(default_factory=ReplyCache)
     skeletons: dict[int, bytes] = field(default_factory=dict)
     unanswered: InterruptedCalls = field(default_factory=InterruptedCalls)
@@ -123,6 +126,18 @@ class Session(Client):
 
     def __post_init__(self) -> None:
         self.values = SessionValues(self.principal)
+
+    def after_calls(self, job: Callable[[], None]) -> None:
+        """Runs `job` when all calls on values before it were started; at once if they were."""
+        nested = self.nested_calls
+        self.call_queue.then(job if nested is None else partial(nested.then, job))
+
+    def queue_for(self, *, is_nested: bool) -> OrderedCallQueue:
+        """The queue for a call on values."""
+        if not is_nested:
+            return self.call_queue
+        self.nested_calls = self.nested_calls or OrderedCallQueue()
+        return self.nested_calls
 
 
 class Sessions:
@@ -242,7 +257,7 @@ class Sessions:
         """Ends a session. It may be a newcomer's thread, which has no part in what goes wrong."""
         try:
             session.unanswered.cancel()
-            session.call_queue.then(partial(self._values.end, session.values))
+            session.after_calls(partial(self._values.end, session.values))
         except Exception:  # noqa: BLE001  whatever it is
             log_event("session_not_ended", principal=session.principal)
 
@@ -305,7 +320,14 @@ class SessionState:
         self.referenced_data = ReferencedData(values, session.values, self._client_memory)
 
     def enqueue(
-        self, stay: ResultPolicy, start: Start, send: Send, *, here: bool, is_short: bool
+        self,
+        stay: ResultPolicy,
+        start: Start,
+        send: Send,
+        *,
+        here: bool,
+        is_short: bool,
+        is_nested: bool = False,
     ) -> tuple[bool, Callable[[], None]]:
         """Gives a call on values its place: in order, and once, however often it is sent.
 
@@ -315,18 +337,20 @@ class SessionState:
             send: sends its reply.
             here: whether to run it in the calling thread, if it can start at once.
             is_short: whether it may be started in the calling thread.
+            is_nested: whether a callback of a running call makes it.
 
         Returns:
             Whether it is new: one that was sent before is answered when that one is. And a function
             that continues it; another thread may read the next messages while that runs.
         """
         session = self._session
+        queue = session.queue_for(is_nested=is_nested)
         settle = partial(session.reply_cache.answer, stay.number)
-        again = partial(session.call_queue.put, start, settle, is_short=is_short)
+        again = partial(queue.put, start, settle, is_short=is_short)
         known = session.reply_cache.find_or_register(stay.number, stay.acked, send, again)
         if known is not None:
             return False, known
-        return True, session.call_queue.enqueue(start, settle, is_short=is_short, at_once=here)
+        return True, queue.enqueue(start, settle, is_short=is_short, at_once=here)
 
     def skeleton(self, sent: bytes) -> bytes:
         """The skeleton of a call.
@@ -350,7 +374,7 @@ class SessionState:
     def drop(self, ids: bytes) -> None:
         """The client no longer holds some values; calls that came before may still need them."""
         gone, own = unpack_spans(ids), self._session.values
-        self._session.call_queue.then(lambda: self._values.drop(own, gone))
+        self._session.after_calls(lambda: self._values.drop(own, gone))
 
     def share_block(self, descriptors: Descriptors, number: int, nbytes: int) -> tuple[Any, ...]:
         """Maps memory of the client. Its first bytes, in the reply, prove that it is the same."""
@@ -375,7 +399,7 @@ class SessionState:
         """The connection ended: unmaps the client's memory; the session keeps its values."""
         self.referenced_data.close()
         # Calls in the queue still read from the memory.
-        self._session.call_queue.then(self._release_memory)
+        self._session.after_calls(self._release_memory)
 
     def _release_memory(self) -> None:
         self._client_memory.close()

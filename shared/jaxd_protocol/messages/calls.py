@@ -33,9 +33,10 @@ Each line is an rpyc request to the peer's root; `[…]` is sent as buffers besi
       save(token, path, names, ids, overwrite) → (OK, is it complete)
               writes values as a checkpoint; names: JSON, for each value a list of texts
       saved(token, path) → (OK, True)         when that is complete
-      restore(path, like, number, token) → (OK, skeleton, names, token)
+      restore(path, like, number, token, [ids]) → (OK, skeleton, names, token)
               makes values of a checkpoint: of this token, where one is given; like: empty, or
-              JSON, for each value its name, dtype (empty: any) and shape
+              JSON, for each value its name, dtype (empty: any) and shape; ids: by default those
+              that follow the first one of the number
       statistics() → JSON                     info() → JSON
       use() → JSON                            what the session has had, see `SessionUse`
       why(key, skeleton or None, description) → JSON    what a call would do, and why

@@ -70,7 +70,8 @@ def test_no_thread_outlives_its_connection_or_its_session(session: Session) -> N
 
 
 def test_messages_about_another_session_are_of_no_use(session: Session) -> None:
-    """Nobody is there to whom they mean anything."""
+    """Nobody is there to whom they mean anything, where nothing is made again."""
+    session.settings = session.settings.replaced(snapshot_s=0.0)
     old = session.values()
     assert session.notify(old, "drop", b"")
     session.connection().shut()

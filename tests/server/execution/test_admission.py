@@ -171,3 +171,16 @@ def test_what_leaves_values_is_refused_as_calls_are(end: Callable[[Admission], N
         pass_through(admission, leaves_values=True)
     assert admission.running() == []
     pass_through(admission)
+
+
+def test_what_a_callback_asks_is_answered_while_the_server_drains() -> None:
+    """A call that runs waits for it: else draining would wait for both."""
+    admission = Admission()
+    outer = admitted(admission, "step")
+    draining = start(admission.drain)
+    until(lambda: admission.draining)
+    inner = admitted(admission, "inner", inside=True)
+    admission.release(inner)
+    assert draining.is_alive()
+    admission.release(outer)
+    join([draining])

@@ -125,3 +125,18 @@ def test_without_a_box_all_is_the_same() -> None:
     assert harness.value(source, 1.0) == 2.0
     harness.answer(source.call((1.0,), lost=1))
     harness.close()
+
+
+def test_a_suspect_that_a_callback_calls_does_not_wait_to_be_alone(
+    harness: PipelineHarness, box: FlightRecorder
+) -> None:
+    """It belongs to a call that runs, and that waits for it; it is written down all the same."""
+    source = looking(box)
+    harness.pipeline.crash_guard.suspects = suspect(source, 1)
+    outer = source.call((1.0,), lost=1)
+    harness.pipeline.crash_guard.admit(outer)
+    harness.answer(source.call((1.0,), lost=1, inside=True))
+    inner = SEEN[-1]
+    assert (inner.is_repeated, inner.is_alone) == (True, False)
+    harness.admission.release(outer)
+    assert box.entries() == []

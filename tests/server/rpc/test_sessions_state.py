@@ -46,11 +46,14 @@ class Scenario:
         """A call on values arrives."""
         self.enter(number, here=here, acked=acked)()
 
-    def enter(self, number: int, *, here: bool, acked: int = 0) -> Callable[[], None]:
+    def enter(
+        self, number: int, *, here: bool, acked: int = 0, is_nested: bool = False
+    ) -> Callable[[], None]:
         """It has its place; goes on with it."""
         stay, send = ResultPolicy(number, -1, 0, acked), partial(self._send, number)
         start = partial(self.start, number)
-        return self.own.enqueue(stay, start, send, here=here, is_short=True)[1]
+        more = {"here": here, "is_short": True, "is_nested": is_nested}
+        return self.own.enqueue(stay, start, send, **more)[1]
 
     def _send(self, number: int, reply: Reply) -> None:
         self.sent.append((number, reply))
@@ -134,3 +137,18 @@ def test_a_client_that_ends_is_not_waited_for(scenario: Scenario) -> None:
     """Its session is over as soon as its connection is."""
     scenario.own.end_session()
     assert scenario.session.is_over
+
+
+def test_calls_of_callbacks_do_not_wait_behind_others(scenario: Scenario) -> None:
+    """One waits for them; and what is dropped after them goes once they have begun."""
+    scenario.session.call_queue._starts = True  # a call that waits for what it has called back
+    behind = scenario.enter(1, here=False)
+    behind()
+    scenario.enter(2, here=False, is_nested=True)()
+    assert scenario.runs == [2]
+    scenario.enter(3, here=False, is_nested=True)
+    scenario.own.drop(packed_ids([2, 3]))
+    scenario.session.call_queue._starts = False
+    behind()
+    assert scenario.runs == [2, 1, 3]
+    assert list(scenario.session.values.values) == [1]

@@ -36,13 +36,19 @@ class Values:
         )
 
 
+_AFTER_A_DEATH: Final = (
+    "Which of its arrays a client can make again if the worker ends: jaxd.kept() there."
+)
+
+
 def _table_text(rows: Sequence[Row], totals: Row) -> str:
     if not rows:
         return "no arrays stay on the server"
     count = "1 array" if totals["values"] == 1 else f"{totals['values']:,} arrays"
     limit = f" of {size(totals['limit_bytes'])}" if totals["limit_bytes"] else ""
     head = ("what", "arrays", "size", "oldest", "ends in")
-    return f"{table([head, *map(_holder_cells, rows)])}\n{count}, {size(totals['bytes'])}{limit}"
+    total = f"{count}, {size(totals['bytes'])}{limit}"
+    return f"{table([head, *map(_holder_cells, rows)])}\n{total}\n{_AFTER_A_DEATH}"
 
 
 def _holder_cells(row: Row) -> tuple[str, ...]:

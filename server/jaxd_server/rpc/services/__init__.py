@@ -23,7 +23,7 @@ VALUE_VERBS: Final[Mapping[str, tuple[_Types, ...]]] = {
 CHECKPOINT_VERBS: Final[Mapping[str, tuple[_Types, ...]]] = {
     "save": ((str, str, str, bytes, bool),),
     "saved": ((str, str),),
-    "restore": ((str, str, int, str),),
+    "restore": ((str, str, int, str), (str, str, int, str, bytes)),
 }
 """The same for `CheckpointService`."""
 

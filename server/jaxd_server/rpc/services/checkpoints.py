@@ -51,6 +51,7 @@ Name = tuple[str, ...]
 """What leads to an array: keys, numbers and names of attributes, the outermost first."""
 
 _GB: Final = 10**9
+_AT_ONCE: Final = 128 * 10**6
 _OWN: Final = "jaxd"
 _ESCAPES: Final = (("%", "%25"), (".", "%2E"), ("/", "%2F"))
 """What orbax would take for a part of a path, in the names of arrays."""
@@ -215,7 +216,7 @@ class CheckpointService:
 
     # restoring ---------------------------------------------------------------------------------
 
-    def _restore(self, path: str, like: str, number: int, token: str) -> Reply:
+    def _restore(self, path: str, like: str, number: int, token: str, ids: bytes = b"") -> Reply:
         """Makes values of the arrays of a checkpoint; without `like`, of all, in order of names."""
         target = _target(path)
         if not os.path.isdir(target):
@@ -227,6 +228,9 @@ class CheckpointService:
         if wanted is not None:
             stored.check_like(path, wanted)
         names = sorted(stored.leaves) if wanted is None else [each.name for each in wanted]
+        numbers = unpack_ids(ids) or range(first_value_id(number), first_value_id(number + 1))
+        if ids and len(numbers) != len(names):
+            raise ProtocolError("a checkpoint has another number of arrays than of ids.")
         nbytes = sum(leaf.nbytes for leaf in stored.leaves.values())
         with self._values.room(self._own, nbytes), placed(self._device):
             arrays = stored.load(target)
@@ -234,8 +238,7 @@ class CheckpointService:
             made = [
                 Value(arrays[name], leaves[name], leaves[name].nbytes, "restored") for name in names
             ]
-            first = first_value_id(number)
-            self._values.add(self._own, {first + i: value for i, value in enumerate(made)})
+            self._values.add(self._own, dict(zip(numbers, made, strict=False)))
         found = str(stored.kinds.get("token", ""))
         return (OK, skeleton_of(made), json.dumps(names), found), ()
 
@@ -277,7 +280,8 @@ class _Save(NamedTuple):
                 return
             _remove(place)  # a worker that ended may have left it
             try:
-                with ocp.Checkpointer(_handler(ocp, tree.largest)) as checkpointer:
+                handler = _handler(ocp, tree.largest_part, tree.largest)
+                with ocp.Checkpointer(handler) as checkpointer:
                     checkpointer.save(
                         place,
                         args=ocp.args.PyTreeSave(tree.arrays),
@@ -312,12 +316,14 @@ class _Tree(NamedTuple):
         kinds: what orbax does not keep of arrays.
         nbytes: of all of them.
         largest: the bytes of the largest.
+        largest_part: of the largest part of one that lies on one device.
     """
 
     arrays: dict[str, Any]
     kinds: dict[str, Any]
     nbytes: int
     largest: int
+    largest_part: int
 
     @classmethod
     def of(cls, named: Iterable[tuple[Name, Value]]) -> _Tree:
@@ -347,8 +353,15 @@ class _Tree(NamedTuple):
         if not full:
             raise ValueError("there is nothing to save: all arrays are empty.")
         sizes = [value.nbytes for _, value in found]
+        parts = (nbytes for array in full.values() for nbytes in _parts_of(array))
         escaped = ((tuple(map(_escaped, name)), array) for name, array in full.items())
-        return cls(nested(escaped), kinds, sum(sizes), max(sizes))
+        return cls(nested(escaped), kinds, sum(sizes), max(sizes), max(parts))
+
+
+def _parts_of(array: Any) -> list[int]:
+    """Bytes of an array on each of its devices; of one of numpy, all of them."""
+    shards = getattr(array, "addressable_shards", ())
+    return [one.data.nbytes for one in shards] or [array.nbytes]
 
 
 class _Wanted(NamedTuple):
@@ -694,11 +707,11 @@ def _orbax() -> Any:
         ) from error
 
 
-def _handler(ocp: Any, largest: int) -> Any:
-    """Writes and reads a few arrays at a time: a gigabyte, or the largest of them."""
-    most = 1 + largest // _GB
+def _handler(ocp: Any, largest_part: int, largest: int = 0) -> Any:
+    """Writes and reads 128 MB at a time, or the largest part; takes a gigabyte off a device."""
+    most = max(_AT_ONCE, largest_part + 1) / _GB
     return ocp.PyTreeCheckpointHandler(
         save_concurrent_gb=most,
         restore_concurrent_gb=most,
-        save_device_host_concurrent_gb=most,
+        save_device_host_concurrent_gb=1 + largest // _GB,
     )

@@ -53,13 +53,14 @@ def cells(line: str) -> list[str]:
 def test_people_get_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     """A line for each name and each function, and in the end all of it."""
     assert main(["values"]) == 0
-    head, named, lasting, step, others, totals = capsys.readouterr().out.splitlines()
+    head, named, lasting, step, others, totals, kept = capsys.readouterr().out.splitlines()
     assert cells(head) == ["what", "arrays", "size", "oldest", "ends in"]
     assert cells(named) == ["named 'weights'", "1,200", "5 MB", "3 min ago", "50 min"]
     assert cells(lasting)[-1] == "never"
     assert cells(step) == ["train_step", "2", "1.46 MB", "3 min ago"]
     assert cells(others) == ["values of uid:7", "8 B"]
     assert totals == "2,403 arrays, 11.5 MB of 8 GB"
+    assert "jaxd.kept()" in kept
 
 
 def test_nothing_is_said_in_words(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,7 +72,7 @@ def test_nothing_is_said_in_words(server: FakeServer, capsys: pytest.CaptureFixt
     totals = {"values": 1, "bytes": 8, "limit_bytes": 0}
     server.answers["values"] = {"holders": [OTHERS], "totals": totals}
     assert main(["values"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "1 array, 8 B"
+    assert capsys.readouterr().out.splitlines()[-2] == "1 array, 8 B"
 
 
 def test_json_is_what_the_server_says(
