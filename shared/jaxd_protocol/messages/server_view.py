@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from typing import Any, Final, Self
 
 from jaxd_protocol.base.terminal import printable
@@ -407,7 +408,7 @@ TABLES: Final[Mapping[str, type]] = {
 
 def row_dict(row: Any) -> dict[str, Any]:
     """A row for JSON."""
-    content = {name: getattr(row, name) for name in _KINDS[type(row)]}
+    content = {name: getattr(row, name) for name in _kinds(type(row))}
     return {name: list(value) if type(value) is tuple else value for name, value in content.items()}
 
 
@@ -495,10 +496,12 @@ _OF_TYPES: Final[Mapping[str, _Reader]] = {
     "tuple[str, ...]": _each(_text),
     "tuple[int, ...]": _each(_int),
 }
-_KINDS: Final[Mapping[type, Mapping[str, _Reader]]] = {
-    row: {one.name: _OF_TYPES[str(one.type)] for one in fields(row)}
-    for row in (ServerRow, *TABLES.values())
-}
+
+
+@cache
+def _kinds(row: type) -> Mapping[str, _Reader]:
+    """What reads the fields of such rows."""
+    return {one.name: _OF_TYPES[str(one.type)] for one in fields(row)}
 
 
 def read_row(row: Any, content: Any) -> Any:
@@ -511,7 +514,7 @@ def read_row(row: Any, content: Any) -> Any:
     Raises:
         TypeError: when one has another type, or there are too many.
     """
-    kinds = _KINDS[type(row)]
+    kinds = _kinds(type(row))
     found = {name: kinds[name](value) for name, value in content.items() if name in kinds}
     return replace(row, **found)
 

@@ -1,0 +1,187 @@
+"""What a client has to know of a pool, and how it asks the pool's director for it.
+
+A pool is several servers, its *members*, that serve the same clients. Data and calls go from the
+client to a member; a *director* tells clients which members there are.
+
+**Connecting.** A director is reached as a server is: TCP with TLS, the certificate checked by its
+pin (`pool://HOST:PORT#sha256=PIN` is `tls://HOST:PORT#sha256=PIN` for the socket), then the
+handshake of `network.handshake` with the client's token, then the frames of `wire`. Members accept
+the same tokens. The welcome of a director has the name of the pool under `POOL_IN_WELCOME`; that of
+a server has not, so that a client sees where an address names the other kind. A director that is
+replaced keeps address, pin and pool, and its welcome another `epoch`. Members, and the sessions
+that clients have with them, do not depend on it: while it is away, clients go on with the view that
+they have.
+
+**Subscribing.** A client asks `POOL_VIEW` with `(known: int, source: str, wait_s: float)`; at first
+with `(0, "", 0.0)`, then with `sequence` and `source` of the last answer. The answer comes as soon
+as there is news, or after `wait_s` seconds (at most `MOST_WAIT_S`) without any; it is JSON:
+
+    {"view": {…}, "source": "…", "more": false}      all that there is: `PoolView.from_dict`
+    {"change": {…}, "source": "…", "more": false}    what has changed: `PoolView.patched`
+
+A change without members says that nothing has changed. With `more`, the client asks on at once and
+adds up what it gets. A director that does not know the `source` (it is another one than before)
+answers with a whole view. News of `load` and `warm` alone are sent at most once in `LOAD_EVERY_S`.
+
+**Unreachable members.** A client that cannot open a connection to a member asks `POOL_UNREACHABLE`
+with `(name: str, epoch: int, reason: str)`. The director looks at that member at once. The answer
+is JSON, `{"state": "ready", "address": "tls://…"}`: how the director sees it, and where it relays
+TCP to the member for clients that have no way of their own; empty where there is nothing to relay
+to. What is relayed is the TLS of client and member: the certificate at that address is the
+member's, and the director reads nothing of it.
+
+Other verbs are answered as a failed call is, with a `ConfigurationError` that names `pool://`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Self
+
+from jaxd_protocol.errors import ConfigurationError, ProtocolError
+from jaxd_protocol.messages.server_view import read_row, row_dict
+from jaxd_protocol.network.addresses import Address
+
+POOL_VIEW: Final = "pool_view"
+POOL_UNREACHABLE: Final = "pool_unreachable"
+"""The verbs of a director."""
+
+POOL_IN_WELCOME: Final = "pool"
+
+MOST_WAIT_S: Final = 30.0
+LOAD_EVERY_S: Final = 1.0
+
+MOST_WARM: Final = 64
+WARM_DIGITS: Final = 16
+"""Of how many functions the keys are told, those used last first, and how many hex digits."""
+
+STATES: Final = ("starting", "ready", "draining", "lost")
+
+_NAME: Final = re.compile("[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_NAME_LETTERS: Final = 64
+_MOST_MEMBERS: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class PoolMember:
+    """A server of a pool.
+
+    Attributes:
+        name: of the member; one that is restarted keeps it.
+        addresses: where it listens, as JAXD_SERVER has addresses, the best first. A `unix://` one
+            is of use only on its own `machine`, and where its file can be opened; one of `tls://`
+            has the pin of its certificate, unless that is checked by name.
+        machine: what `machine_id` says where it runs.
+        node: the name of that machine, for people.
+        devices: how many it has.
+        version: of what it runs, for people.
+        epoch: rises each time its server is started; values of an earlier epoch are gone.
+        state: ``starting``: it takes no calls yet; ``ready``; ``draining``: it answers, but is to
+            be left, no new values and functions go to it; ``lost``: it does not answer the
+            director.
+        load: calls that it has open.
+        warm: the first `WARM_DIGITS` hex digits of keys of functions that it has programs of.
+    """
+
+    name: str = ""
+    addresses: tuple[str, ...] = ()
+    machine: str = ""
+    node: str = ""
+    devices: int = 0
+    version: str = ""
+    epoch: int = 0
+    state: str = "starting"
+    load: int = 0
+    warm: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return row_dict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolView:
+    """A pool at one moment.
+
+    Attributes:
+        pool: its name.
+        sequence: rises with each change.
+        members: by name.
+    """
+
+    pool: str = ""
+    sequence: int = 0
+    members: Mapping[str, PoolMember] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON; `from_dict` reads it."""
+        members = {name: member.to_dict() for name, member in self.members.items()}
+        return {"pool": self.pool, "sequence": self.sequence, "members": members}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Self:
+        """What `to_dict` made; what a newer director has beside it is left out.
+
+        Raises:
+            ProtocolError: when it is something else.
+        """
+        return cls().patched(content)
+
+    def patched(self, change: Mapping[str, Any]) -> Self:
+        """This view after a change; only the members that are in the change are made.
+
+        Args:
+            change: a merge patch (RFC 7386) of `to_dict`; null removes a member.
+
+        Raises:
+            ProtocolError: when it is something else, or has too many members.
+        """
+        try:
+            pool, sequence = change.get("pool", self.pool), change.get("sequence", self.sequence)
+            if type(pool) is not str or type(sequence) is not int or len(pool) > _NAME_LETTERS:
+                raise TypeError("name or number of the view")  # noqa: TRY301  told as others are
+            members = _patched(self.members, change.get("members", {}))
+        except (AttributeError, ConfigurationError, TypeError, ValueError) as error:
+            raise ProtocolError(
+                f"what the director shows of its pool cannot be read ({error}). Install the same "
+                "jaxd on both sides."
+            ) from error
+        return replace(self, pool=pool, sequence=sequence, members=members)
+
+
+
+
+def _patched(before: Mapping[str, PoolMember], change: Mapping[str, Any]) -> dict[str, PoolMember]:
+    found = dict(before)
+    for name, row in change.items():
+        if row is None:
+            found.pop(name, None)
+        else:
+            found[name] = _checked(name, read_row(found.get(name, PoolMember(name)), row))
+    if len(found) > _MOST_MEMBERS:
+        raise ValueError("too many members")
+    return found
+
+
+def _checked(name: str, member: PoolMember) -> PoolMember:
+    """The member, if all its texts are what they are to be.
+
+    An address is dialled: of those that a client knows, one that starts a program, or that is not
+    encrypted, is not for a director to choose.
+    """
+    if member.name != name or not _NAME.fullmatch(name) or member.state not in STATES:
+        raise ValueError("name or state of a member")
+    if any(Address.parse(each).kind not in ("unix", "tls") for each in member.addresses):
+        raise ValueError("an address of a member")
+    return member
+
+
+def machine_id() -> str:
+    """What tells this machine, since it was booted, from others; empty where that is not known."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except (OSError, UnicodeDecodeError):
+        return ""

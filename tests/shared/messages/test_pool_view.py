@@ -1,0 +1,87 @@
+"""What a client knows of a pool: read from a director that may be hostile."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from jaxd_protocol.errors import ProtocolError
+from jaxd_protocol.messages.pool_view import STATES, PoolMember, PoolView
+
+_TLS = f"tls://10.0.0.7:18861#sha256={'ab' * 32}"
+_MEMBER = PoolMember(
+    "m1",
+    ("unix:///run/user/1/jaxd/m1.sock", _TLS),
+    machine="d0f1",
+    node="gpu-7",
+    devices=2,
+    version="0.3",
+    epoch=4,
+    state="ready",
+    load=3,
+    warm=("0123456789abcdef",),
+)
+
+
+def _view(**members: dict[str, Any]) -> dict[str, Any]:
+    return {"pool": "lab", "sequence": 1, "members": members}
+
+
+def test_a_view_is_the_same_after_json() -> None:
+    """A view comes back equal from what it is sent as."""
+    view = PoolView("lab", 7, {"m1": _MEMBER})
+    assert PoolView.from_dict(json.loads(json.dumps(view.to_dict()))) == view
+
+
+def test_a_change_has_only_the_members_that_changed() -> None:
+    """A change sets fields of members, adds members and removes them; the rest stays."""
+    before = PoolView("lab", 7, {"m1": _MEMBER, "m2": PoolMember("m2")})
+    change = {"sequence": 9, "members": {"m1": {"load": 0}, "m2": None, "m3": {"name": "m3"}}}
+    after = before.patched(change)
+    assert (after.pool, after.sequence, set(after.members)) == ("lab", 9, {"m1", "m3"})
+    assert after.members["m1"].load == 0
+    assert after.members["m1"].addresses == _MEMBER.addresses
+    assert set(before.members) == {"m1", "m2"}
+
+
+def test_fields_of_a_newer_director_are_left_out() -> None:
+    """What this version does not know is no error."""
+    newer = {**_view(m1={**_MEMBER.to_dict(), "colour": "red"}), "moon": 1}
+    assert PoolView.from_dict(newer).members == {"m1": _MEMBER}
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_each_state_is_read(state: str) -> None:
+    """The states that a director tells are those that a client takes."""
+    view = PoolView.from_dict(_view(m1={"name": "m1", "state": state}))
+    assert view.members["m1"].state == state
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"pool": 3},
+        {"pool": "x" * 65},
+        {"sequence": "1"},
+        {"sequence": True},
+        {"members": ["m1"]},
+        {"members": {"m1": 5}},
+        _view(m1={"name": "m2"}),
+        _view(**{"m 1": {"name": "m 1"}}),
+        _view(m1={"name": "m1", "state": "asleep"}),
+        _view(m1={"name": "m1", "load": "many"}),
+        _view(m1={"name": "m1", "warm": ["0" * 16] * 65}),
+        _view(m1={"name": "m1", "addresses": ["ssh://-oProxyCommand=x/"]}),
+        _view(m1={"name": "m1", "addresses": ["ssh://elsewhere"]}),
+        _view(m1={"name": "m1", "addresses": ["tcp://elsewhere:1?insecure=1"]}),
+        _view(m1={"name": "m1", "addresses": ["tls://elsewhere:1#sha256=12"]}),
+        _view(**{f"m{each}": {"name": f"m{each}"} for each in range(10_001)}),
+    ],
+    ids=lambda content: json.dumps(content)[:60],
+)
+def test_what_is_no_view_is_refused(content: dict[str, Any]) -> None:
+    """A director cannot have a client take other types, or dial what is not encrypted."""
+    with pytest.raises(ProtocolError, match="director"):
+        PoolView.from_dict(content)
