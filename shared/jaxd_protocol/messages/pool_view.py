@@ -24,10 +24,10 @@ adds up what it gets. A director that does not know the `source` (it is another 
 answers with a whole view. News of `load` and `warm` alone are sent at most once in `LOAD_EVERY_S`.
 
 **Unreachable members.** A client that cannot open a connection to a member asks `POOL_UNREACHABLE`
-with `(name: str, epoch: int, reason: str)`. The director looks at that member at once. The answer
-is JSON, `{"state": "ready", "address": "tls://…"}`: how the director sees it, and where it relays
-TCP to the member for clients that have no way of their own; empty where there is nothing to relay
-to. What is relayed is the TLS of client and member: the certificate at that address is the
+with `(name: str, epoch: int, reason: str)`. The answer is JSON,
+`{"state": "ready", "address": "tls://…"}`: how the director sees the member, which it asks twice a
+second, and where it relays TCP to it for clients that have no way of their own; empty where there
+is nothing to relay to. What is relayed is the TLS of client and member: the certificate at that address is the
 member's, and the director reads nothing of it.
 
 Other verbs are answered as a failed call is, with a `ConfigurationError` that names `pool://`.
@@ -73,7 +73,7 @@ class PoolMember:
         addresses: where it listens, as JAXD_SERVER has addresses, the best first. A `unix://` one
             is of use only on its own `machine`, and where its file can be opened; one of `tls://`
             has the pin of its certificate, unless that is checked by name.
-        machine: what `machine_id` says where it runs.
+        machine: what `base.process.machine_id` says where it runs; empty where that is not known.
         node: the name of that machine, for people.
         devices: how many it has.
         version: of what it runs, for people.
@@ -177,11 +177,3 @@ def _checked(name: str, member: PoolMember) -> PoolMember:
         raise ValueError("an address of a member")
     return member
 
-
-def machine_id() -> str:
-    """What tells this machine, since it was booted, from others; empty where that is not known."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
-    except (OSError, UnicodeDecodeError):
-        return ""
