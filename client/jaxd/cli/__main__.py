@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple, NoReturn, Protocol
 
+from jaxd.cli import pool
 from jaxd.cli.commands import (
     completion,
     dashboard,
@@ -120,6 +121,7 @@ _GROUPS: dict[str, dict[str, Command | Forwarded]] = {
         "restart": lifecycle.Restart(),
         "serve": Forwarded("run a server in the foreground", "jaxd_server"),
         "relay": lifecycle.Relay(),
+        "pool": pool,
     },
     "cache and access": {
         "cache": Forwarded("list, check or remove what is kept on disk", "jaxd_server.cache"),

@@ -173,7 +173,7 @@ def _line(options: ServerOptions, address: Address) -> str | None:
         is_for_others = options.allow_uids and os.getuid() != 0  # clients trust root anyway
         return _export(address._replace(uid=os.getuid())) if is_for_others else None
     if not address.is_loopback:
-        return _export(_advertised(options, address)) + _token_of(options)
+        return _export(advertised(options, address)) + _token_of(options)
     if options.allow_unauthenticated_loopback and not has_token(options):
         return _export(address._replace(insecure=True))
     return None
@@ -183,8 +183,8 @@ def _export(address: Address) -> str:
     return f"export JAXD_SERVER={shlex.quote(str(address))}"
 
 
-def _advertised(options: ServerOptions, address: Address) -> Address:
-    """The address for other machines; plain TCP could be intercepted on the way to them."""
+def advertised(options: ServerOptions, address: Address) -> Address:
+    """The address of a listener for other machines; plain TCP could be intercepted on the way."""
     host, port = address.host, address.port
     if options.advertise:
         host, _, public_port = options.advertise.partition(":")
@@ -198,7 +198,7 @@ def _for_tls(options: ServerOptions, address: Address) -> Address:
     assert options.tls_cert is not None
     is_own = options.tls_cert == own_certificate_file()
     pin = fingerprint_of(certificate_of(options.tls_cert)) if is_own else ""
-    return _advertised(options, address)._replace(pin=pin)
+    return advertised(options, address)._replace(pin=pin)
 
 
 def has_token(options: ServerOptions) -> bool:

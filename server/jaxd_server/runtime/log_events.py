@@ -238,6 +238,37 @@ EVENTS: Final[dict[str, Event]] = {
     "packages_changed": Event(
         "info", "Packages have changed on disk: a worker that does not start is tried again."
     ),
+    "pool_cluster_ready": Event(
+        "info", "The Ray cluster of a pool has started on this machine.", ("address", "pid")
+    ),
+    "pool_cluster_starting": Event("info", "A Ray cluster for a pool is started."),
+    "pool_member_lost": Event(
+        "warning",
+        "A member of the pool does not answer, or has ended.",
+        ("member", "epoch", "state", "reason"),
+    ),
+    "pool_member_removed": Event("info", "A member is no part of the pool any more.", ("member",)),
+    "pool_member_started": Event("info", "The director has Ray start a member.", ("member",)),
+    "pool_member_state": Event(
+        "info",
+        "A member of the pool takes calls (`ready`), none for now (`starting`), or is to be left.",
+        ("member", "epoch", "state", "reason"),
+    ),
+    "pool_member_unreachable": Event(
+        "warning",
+        "A client cannot reach a member of the pool.",
+        ("member", "epoch", "principal", "reason"),
+    ),
+    "pool_message_refused": Event(
+        "warning",
+        "What came as the report of a member is not sealed with the pool's key, or is an old one.",
+        ("member", "reason"),
+    ),
+    "pool_taken_over": Event(
+        "info",
+        "A director goes on with the members of the one before it.",
+        ("epoch", "members"),
+    ),
     "preload_ended": Event(
         "warning", "`--preload` has ended before everything was loaded.", ("reason",)
     ),
@@ -443,7 +474,7 @@ FIELDS: Final[dict[str, str]] = {
     "device": "the device, or how much of its memory is in use",
     "dropped": "how many programs were dropped",
     "earlier": "the file that has what was in the log before",
-    "epoch": "the number of the worker",
+    "epoch": "the number of the worker, of a server of a pool, or of a director",
     "error": "why; of a call the type of the error, without its text",
     "exit_code": "of the process",
     "fingerprint": "of the function",
@@ -457,6 +488,8 @@ FIELDS: Final[dict[str, str]] = {
     "kind": "of the record",
     "lived_s": "seconds from start to end",
     "means": "what follows from that",
+    "member": "the name of the member of the pool",
+    "members": "how many",
     "name": "of the signal, or of the record",
     "not_logged": "how many such lines were left out before",
     "owner": "the user whose folder it is",
@@ -477,7 +510,7 @@ FIELDS: Final[dict[str, str]] = {
     "seconds": "how long it took",
     "signal": "that ended the process",
     "silent_s": "seconds since its last message",
-    "state": "what the system says of the process",
+    "state": "what the system says of the process; of a member, as clients see it",
     "target": "the name of the native code",
     "thread": "its name",
     "user": "of the machine",

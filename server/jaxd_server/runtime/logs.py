@@ -25,7 +25,7 @@ _LEVELS: Final = {"info": logging.INFO, "warning": logging.WARNING, "error": log
 
 def configure(
     log_format: Literal["text", "json"],
-    process: Literal["host", "door", "builder", "worker"],
+    process: Literal["host", "door", "builder", "worker", "director"],
     principal: str | None = None,
 ) -> None:
     """Sends events to stderr, each with the name of the process, and its principal if it has one.

@@ -27,8 +27,8 @@ answers with a whole view. News of `load` and `warm` alone are sent at most once
 with `(name: str, epoch: int, reason: str)`. The answer is JSON,
 `{"state": "ready", "address": "tls://…"}`: how the director sees the member, which it asks twice a
 second, and where it relays TCP to it for clients that have no way of their own; empty where there
-is nothing to relay to. What is relayed is the TLS of client and member: the certificate at that address is the
-member's, and the director reads nothing of it.
+is nothing to relay to. What is relayed is the TLS of client and member: the certificate at that
+address is the member's, and the director reads nothing of it.
 
 Other verbs are answered as a failed call is, with a `ConfigurationError` that names `pool://`.
 """
@@ -46,7 +46,10 @@ from jaxd_protocol.network.addresses import Address
 
 POOL_VIEW: Final = "pool_view"
 POOL_UNREACHABLE: Final = "pool_unreachable"
-"""The verbs of a director."""
+"""The verbs of a director that clients ask."""
+
+POOL_ORDER: Final = "pool_order"
+"""The verb of `jaxd pool`: a word, and its arguments as JSON; over the Unix socket alone."""
 
 POOL_IN_WELCOME: Final = "pool"
 
@@ -151,8 +154,6 @@ class PoolView:
         return replace(self, pool=pool, sequence=sequence, members=members)
 
 
-
-
 def _patched(before: Mapping[str, PoolMember], change: Mapping[str, Any]) -> dict[str, PoolMember]:
     found = dict(before)
     for name, row in change.items():
@@ -176,4 +177,3 @@ def _checked(name: str, member: PoolMember) -> PoolMember:
     if any(Address.parse(each).kind not in ("unix", "tls") for each in member.addresses):
         raise ValueError("an address of a member")
     return member
-

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cache
 from typing import Any, Final, Self
 
 from jaxd_protocol.base.terminal import printable
@@ -498,10 +497,15 @@ _OF_TYPES: Final[Mapping[str, _Reader]] = {
 }
 
 
-@cache
+_KINDS: Final[dict[type, Mapping[str, _Reader]]] = {}
+
+
 def _kinds(row: type) -> Mapping[str, _Reader]:
     """What reads the fields of such rows."""
-    return {one.name: _OF_TYPES[str(one.type)] for one in fields(row)}
+    found = _KINDS.get(row)
+    if found is None:
+        found = _KINDS[row] = {one.name: _OF_TYPES[str(one.type)] for one in fields(row)}
+    return found
 
 
 def read_row(row: Any, content: Any) -> Any:

@@ -132,6 +132,33 @@ class LocalServerFiles(NamedTuple):
         return os.path.join(self.directory, "start.lock")
 
 
+class PoolFiles(NamedTuple):
+    """The files of the director of a pool on this machine, in one private directory.
+
+    Attributes:
+        name: of the pool.
+        directory: absolute path; made with mode 0700.
+    """
+
+    name: str
+    directory: str
+
+    @classmethod
+    def of(cls, name: str) -> PoolFiles:
+        """Those of this user's pool of that name."""
+        return cls(name, os.path.join(runtime_dir(), f"pool-{name}"))
+
+    @property
+    def socket(self) -> str:
+        """The Unix socket of the director, over which `jaxd pool` orders."""
+        return os.path.join(self.directory, "director.sock")
+
+    @property
+    def log(self) -> str:
+        """The log of a director that was started in the background."""
+        return os.path.join(self.directory, "director.log")
+
+
 def make_private_directory(path: str) -> str:
     """Makes `path` (and its parent) with mode 0700 and checks that only this user may enter it.
 

@@ -138,19 +138,32 @@ def store_key_file() -> str:
 def read_store_key() -> str:
     """The secret key of the user's stores.
 
+    Raises:
+        ConfigurationError: as `read_secret_key`.
+    """
+    return read_secret_key("store")
+
+
+def read_secret_key(what: str) -> str:
+    """The secret key of this user for its stores, or for its pools.
+
     That in `JAXD_STORE_KEY`, else in the file `JAXD_STORE_KEY_FILE`, else in `store.key` beside the
     user's other settings, which is made where it is missing.
+
+    Args:
+        what: it is for, such as `store`, as the names above have it.
 
     Raises:
         ConfigurationError: when it is empty, can be guessed, or can be read by others, or its file
             cannot be read or made.
     """
-    key, file = map(os.environ.get, STORE_KEY_VARIABLES)
+    variable = f"JAXD_{what.upper()}_KEY"
+    key, file = os.environ.get(variable), os.environ.get(f"{variable}_FILE")
     if key is not None:  # an empty one is a secret that a CI has not given
-        return checked_token(key.strip(), "the key in JAXD_STORE_KEY")
+        return checked_token(key.strip(), f"the key in {variable}")
     if file is not None:
         return read_token_file(file)
-    return made_token_file(store_key_file())
+    return made_token_file(os.path.join(config_dir(), f"{what}.key"))
 
 
 def without_password(url: str) -> str:

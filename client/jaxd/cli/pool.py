@@ -1,0 +1,332 @@
+"""`jaxd pool`: several servers as one, placed by Ray."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+from jaxd.cli.query import add_json_option, ask_server, print_report
+from jaxd.connection.discovery import require_server_extra
+from jaxd_protocol.base.terminal import size, table
+from jaxd_protocol.errors import (
+    ConfigurationError,
+    ConnectionLost,
+    JaxdError,
+    NoServer,
+    ServerStartFailed,
+)
+from jaxd_protocol.messages.pool_view import POOL_ORDER, POOL_VIEW, PoolView
+from jaxd_protocol.network.addresses import Address
+from jaxd_protocol.network.local_server import (
+    PoolFiles,
+    has_listener,
+    make_private_directory,
+)
+
+SUMMARY = "direct a pool: several servers as one, placed by Ray"
+EXAMPLE = "jaxd pool up pool.toml"
+
+_LOOK_S: Final = 0.2
+_TAIL_LINES: Final = 12
+_SHOWN_STATES: Final = ("ready", "lost", "draining")
+_HEAD: Final = (
+    *("MEMBER", "STATE", "NODE", "DEVICES", "VERSION", "EPOCH", "CALLS", "WARM", "ARRAYS", ""),
+)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the commands of the command."""
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name, (summary, more, order) in _COMMANDS.items():
+        own = commands.add_parser(
+            name,
+            help=summary,
+            description=f"{summary[0].upper()}{summary[1:]}.",
+            epilog=f"example: jaxd pool {name} {_EXAMPLES[name]}".rstrip(),
+            allow_abbrev=False,
+        )
+        more(own)
+        own.set_defaults(pool_command=order)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Does it; the exit code.
+
+    Raises:
+        NoServer: when there is no such pool on this machine.
+        ConfigurationError: when it cannot be done, or arrays would be lost.
+        JaxdError: when the director does not answer.
+    """
+    code: int = arguments.pool_command(arguments)
+    return code
+
+
+# up -----------------------------------------------------------------------------------------------
+
+
+def _add_up(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("settings", metavar="pool.toml", help="the file with the pool's settings")
+    parser.add_argument(
+        "--foreground",
+        action="store_true",
+        help="stay until the director ends, as a service manager or container wants it",
+    )
+    parser.add_argument(
+        "--no-wait", action="store_true", help="do not wait until its members are ready"
+    )
+
+
+def _up(arguments: argparse.Namespace) -> int:
+    """Starts the director in the background, or replaces one that runs, for other settings.
+
+    Members go on meanwhile; those of another version are replaced one by one.
+    """
+    require_server_extra()
+    path = os.path.abspath(arguments.settings)
+    files = PoolFiles.of(_name_in(path))
+    make_private_directory(files.directory)
+    if has_listener(files.socket):
+        print(f"a director runs already: another one with the settings in {path} takes over")
+        _order(files, "hand_over")
+        _wait_for_end(files)
+    command = [sys.executable, "-P", "-m", "jaxd_server.pool", path]
+    if arguments.foreground:
+        os.execv(sys.executable, command)  # noqa: S606  no shell is wanted
+    with open(files.log, "ab") as log:
+        begin = log.tell()
+        process = subprocess.Popen(  # noqa: S603  our own program, without a shell
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    print(f"starting the director of the pool {files.name} (log: {files.log})", flush=True)
+    try:
+        _follow_start(process, files, begin, waits=not arguments.no_wait)
+    finally:
+        process.returncode = process.returncode or 0  # it outlives us on purpose
+    return 0
+
+
+def _name_in(path: str) -> str:
+    import tomllib
+
+    try:
+        with open(path, "rb") as file:
+            name = tomllib.load(file).get("name", "pool")
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot read {path}: {error.strerror}. docs/pool.md has an example of a pool.toml."
+        ) from error
+    except ValueError as error:
+        raise ConfigurationError(f"{path} is not TOML: {error}. Correct that line.") from error
+    return str(name)
+
+
+def _follow_start(
+    process: subprocess.Popen[bytes], files: PoolFiles, begin: int, *, waits: bool
+) -> None:
+    """Prints what becomes of the members, until as many as are wanted are ready."""
+    shown: dict[str, tuple[str, str]] = {}
+    while True:
+        if process.poll() is not None:
+            raise ServerStartFailed(
+                f"the director ended before the pool was up. The end of its log, {files.log}:\n"
+                f"{_tail(files.log, begin)}\nCorrect that, and run `jaxd pool up` again."
+            )
+        status = _status_if_there(files)
+        if status is not None:
+            _print_changes(status, shown)
+            ready = [each for each in status["members"] if each["state"] == "ready"]
+            if not waits or len(ready) >= status["wanted"]:
+                print("\n".join(["for clients:", *(f"  {line}" for line in status["clients"])]))
+                return
+        time.sleep(_LOOK_S)
+
+
+def _print_changes(status: Mapping[str, Any], shown: dict[str, tuple[str, str]]) -> None:
+    for each in status["members"]:
+        now = each["state"], each["why"]
+        if shown.get(each["name"]) != now:
+            shown[each["name"]] = now
+            where = f" on {each['node']}" if each["node"] else ""
+            why = f": {each['why']}" if each["why"] else ""
+            print(f"{each['name']} is {each['state']}{where}{why}", flush=True)
+
+
+def _status_if_there(files: PoolFiles) -> Mapping[str, Any] | None:
+    if not has_listener(files.socket):
+        return None
+    with suppress(NoServer, ConnectionLost):
+        return _order(files, "status")
+    return None
+
+
+def _tail(path: str, begin: int) -> str:
+    with open(path, "rb") as file:
+        file.seek(begin)
+        lines = file.read().decode(errors="replace").splitlines()[-_TAIL_LINES:]
+    return "\n".join(f"    {line}" for line in lines) or "    (nothing)"
+
+
+def _wait_for_end(files: PoolFiles) -> None:
+    while has_listener(files.socket):
+        time.sleep(_LOOK_S)
+
+
+# the others ---------------------------------------------------------------------------------------
+
+
+def _order(files: PoolFiles, order: str, **content: Any) -> Mapping[str, Any]:
+    """What the director of a pool on this machine answers.
+
+    Raises:
+        NoServer: when there is none.
+    """
+    if not has_listener(files.socket):
+        raise NoServer(
+            f"no director of a pool {files.name} runs on this machine for you. Start one: jaxd "
+            "pool up pool.toml   (or name another pool with --pool)."
+        )
+    address = str(Address.unix(files.socket))
+    return ask_server(address, POOL_ORDER, order, json.dumps(content))
+
+
+def _add_pool(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--pool", default="pool", metavar="NAME", help="its name in pool.toml (default: pool)"
+    )
+
+
+def _add_status(parser: argparse.ArgumentParser) -> None:
+    _add_pool(parser)
+    parser.add_argument(
+        "--director",
+        metavar="ADDRESS",
+        help="pool://host:port#sha256=… of a director on another machine; shows what clients see",
+    )
+    add_json_option(parser)
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    if arguments.director is not None:
+        status = _seen_from_afar(arguments.director)
+    else:
+        status = _order(PoolFiles.of(arguments.pool), "status")
+    return print_report(arguments, status, lambda: _status_text(status))
+
+
+def _seen_from_afar(address: str) -> Mapping[str, Any]:
+    """What clients see of a pool."""
+    if address.startswith("pool://"):
+        address = f"tls{address.removeprefix('pool')}"
+    answer = ask_server(address, POOL_VIEW, 0, "", 0.0)
+    view = PoolView.from_dict(answer["view"])
+    unknown = {"why": "", "values": 0, "value_bytes": 0, "sessions": 0}
+    members = [{**each.to_dict(), **unknown} for each in view.members.values()]
+    return {"pool": view.pool, "wanted": len(members), "members": members}
+
+
+def _status_text(status: Mapping[str, Any]) -> str:
+    members = status["members"]
+    counts = [f"{sum(e['state'] == state for e in members)} {state}" for state in _SHOWN_STATES]
+    head = f"pool {status['pool']}: {', '.join(counts)}, {status['wanted']} wanted"
+    if not members:
+        return head
+    rows = [
+        (
+            *(each["name"], each["state"], each["node"] or "-", str(each["devices"])),
+            *(each["version"], str(each["epoch"]), str(each["load"]), str(len(each["warm"]))),
+            f"{each['values']} ({size(each['value_bytes'])})" if each["values"] else "-",
+            each["why"],
+        )
+        for each in members
+    ]
+    return "\n".join([head, table([_HEAD, *rows])])
+
+
+def _add_scale(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("count", type=int, metavar="N", help="how many members the pool is to have")
+    _add_force(parser)
+
+
+def _add_force(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--force", action="store_true", help="also where arrays of clients are lost with members"
+    )
+    _add_pool(parser)
+
+
+def _scale(arguments: argparse.Namespace) -> int:
+    files = PoolFiles.of(arguments.pool)
+    status = _order(files, "scale", count=arguments.count, force=arguments.force)
+    print(_status_text(status))
+    return 0
+
+
+def _add_drain(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="MEMBER", help="its name in `jaxd pool status`")
+    _add_force(parser)
+
+
+def _drain(arguments: argparse.Namespace) -> int:
+    """Has a member left by its clients, and another one started; waits until it is gone."""
+    files = PoolFiles.of(arguments.pool)
+    status = _order(files, "drain", name=arguments.name, force=arguments.force)
+    told = ""
+    while found := [each for each in status["members"] if each["name"] == arguments.name]:
+        said = _held_by(found[0])
+        if said != told:
+            told = said
+            print(f"{arguments.name} is drained: {said}", flush=True)
+        time.sleep(_LOOK_S)
+        status = _order(files, "status")
+    print(f"{arguments.name} is gone")
+    return 0
+
+
+def _held_by(member: Mapping[str, Any]) -> str:
+    if not (member["values"] or member["load"]):
+        return "it is empty, and ends"
+    arrays = f"{member['values']} arrays ({size(member['value_bytes'])})"
+    return f"waits for {member['load']} calls and {arrays} of {member['sessions']} clients"
+
+
+def _down(arguments: argparse.Namespace) -> int:
+    """Ends all members and the director; returns when they are gone."""
+    files = PoolFiles.of(arguments.pool)
+    status = _order(files, "down", force=arguments.force)
+    print(f"ending {len(status['members'])} members", flush=True)
+    with suppress(JaxdError):  # it is gone
+        while members := _order(files, "status")["members"]:
+            print(f"waiting for {', '.join(each['name'] for each in members)}", flush=True)
+            time.sleep(1.0)
+    _wait_for_end(files)
+    print(f"the pool {files.name} is down")
+    return 0
+
+
+_COMMANDS: Final = {
+    "up": ("start a pool, or go on with other settings", _add_up, _up),
+    "status": ("show the members of a pool and how they are", _add_status, _status),
+    "scale": ("set how many members a pool has", _add_scale, _scale),
+    "drain": ("end a member once its clients have left it", _add_drain, _drain),
+    "down": ("end a pool: all members and the director", _add_force, _down),
+}
+"""For each command what it does, what adds its options, and what runs it."""
+
+_EXAMPLES: Final = {
+    "up": "pool.toml",
+    "status": "--json",
+    "scale": "4",
+    "drain": "m2",
+    "down": "",
+}

@@ -1,0 +1,336 @@
+"""A member of a pool: a whole jaxd server as a child of this process, and what can be seen of it.
+
+`python -m jaxd_server.pool.member_server PID …` is that child: `jaxd serve` with these arguments,
+which ends when the process of that number does. Imports no jax.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from jaxd_protocol.base.process import machine_id
+from jaxd_protocol.errors import JaxdError, ProtocolError
+from jaxd_protocol.messages.pool_view import MOST_WARM, WARM_DIGITS
+from jaxd_protocol.messages.server_view import ServerView
+from jaxd_protocol.network.addresses import Address
+from jaxd_protocol.network.certificates import (
+    certificate_of,
+    check_pin,
+    client_context,
+    fingerprint_of,
+)
+from jaxd_protocol.network.handshake import ChannelBinding, handshake_with_server
+from jaxd_protocol.network.local_server import (
+    PoolFiles,
+    control_path,
+    make_private_directory,
+)
+from jaxd_protocol.wire.tls_socket import TlsSocket
+from jaxd_server.auth.tls_setup import prepare_own_certificate
+from jaxd_server.pool.members import MemberReport
+from jaxd_server.pool.settings import MemberSettings
+from jaxd_server.runtime.child_startup import die_with_the_parent
+from jaxd_server.runtime.json_lines import MAX_LINE_BYTES
+
+_LOOK_S: Final = 0.1
+_EVERY_S: Final = 0.5
+_GRACE_S: Final = 20.0
+_PROBE_S: Final = 1.0
+_LOG: Final = "server.log"
+_TAIL_BYTES: Final = 2000
+
+_SERVES: Final = frozenset({"ready", "busy", "resting"})
+"""The states of a worker in which calls can be made."""
+
+_PLATFORMS: Final = {"cpu": "cpu", "gpu": "cuda,cpu", "tpu": "tpu,cpu"}
+
+
+class ServerWatch:
+    """What the host of a server on this machine shows of it, as it changes. Thread-safe.
+
+    Args:
+        control: the control socket of the host.
+    """
+
+    def __init__(self, control: str) -> None:
+        self._control = control
+        self._view: ServerView | None = None
+        self._is_closed = False
+        threading.Thread(target=self._run, name="jaxd-watch", daemon=True).start()
+
+    @property
+    def view(self) -> ServerView | None:
+        """The server as it was seen last; None while nothing answers."""
+        return self._view
+
+    def close(self) -> None:
+        """Watches no longer."""
+        self._is_closed = True
+
+    def _run(self) -> None:
+        while not self._is_closed:
+            with suppress(OSError, ValueError, ProtocolError):
+                self._follow()
+            self._view = None
+            time.sleep(_LOOK_S)
+
+    def _follow(self) -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.connect(self._control)
+            sock.sendall(json.dumps({"ask": "watch", "every_s": _EVERY_S}).encode() + b"\n")
+            with sock.makefile("rb") as lines:
+                while not self._is_closed and (line := lines.readline(MAX_LINE_BYTES)):
+                    said = json.loads(line)
+                    before = self._view or ServerView()
+                    fresh = ServerView() if "view" in said else before
+                    self._view = fresh.patched(said.get("view") or said.get("change") or {})
+
+
+def report_of(view: ServerView | None, **known: Any) -> MemberReport:
+    """What a server reports, from what is seen of it.
+
+    Args:
+        view: of its host; None: it does not answer yet.
+        known: the other fields of the report.
+    """
+    if view is None:
+        return MemberReport(**known)
+    states = {each.state: each.why for each in view.workers.values()}
+    broken = states.get("broken", "")
+    state = "ready" if _SERVES & states.keys() else "lost" if "broken" in states else "starting"
+    waiting = sum(row.length for name, row in view.queues.items() if name != "builds")
+    calls = view.queues.get("calls")
+    used = sorted(view.functions.items(), key=lambda item: -item[1].last_use)
+    warm = [key[:WARM_DIGITS] for key, row in used if row.programs][:MOST_WARM]
+    found: dict[str, Any] = {
+        "state": state,
+        "why": broken or ("the worker does not answer" if "stuck" in states else ""),
+        "devices": len(view.devices) or known.get("devices", 0),
+        "load": waiting + (calls.running if calls else 0),
+        "warm": tuple(warm),
+        "values": sum(row.count for row in view.values.values()),
+        "value_bytes": sum(row.nbytes for row in view.values.values()),
+        "sessions": len(view.sessions),
+    }
+    return MemberReport(**{**known, **found})
+
+
+class MemberServer:
+    """The server of a member, started at once as a child of this process.
+
+    Args:
+        pool: the name of the pool.
+        name: of the member.
+        settings: how it is started.
+        node: the address of this machine for others.
+        key: the secret of the pool.
+    """
+
+    def __init__(self, pool: str, name: str, settings: MemberSettings, node: str, key: str) -> None:
+        directory = make_private_directory(PoolFiles.of(pool).directory)
+        self.folder = make_private_directory(os.path.join(directory, name))
+        self._settings = settings
+        self._node = node
+        self._key = key
+        self._unix = Address.unix(os.path.join(self.folder, "server.sock"))
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started = threading.Event()
+        self.ended = threading.Event()
+        # the thread that starts a process counts as its parent: this one waits for its end
+        threading.Thread(target=self._run, name="jaxd-member", daemon=True).start()
+        self._watch = ServerWatch(control_path(self._unix))
+
+    def report(self) -> MemberReport:
+        """What it is now."""
+        view = self._watch.view
+        known: dict[str, Any] = {
+            "machine": machine_id() or "",
+            "node": platform.node(),
+            "devices": self._settings.devices,
+            "version": self._settings.version,
+        }
+        if self.ended.is_set():
+            return MemberReport(state="lost", why=f"its server has ended: {self._last_words()}")
+        listen = () if view is None else view.server.listen
+        return report_of(view, addresses=tuple(map(self._for_clients, listen)), **known)
+
+    def stop(self) -> None:
+        """Ends the server; its calls are finished first, for a while."""
+        self._started.wait()
+        process = self._process
+        if process is not None and process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            if not self.ended.wait(_GRACE_S):
+                process.kill()
+        self.ended.wait()
+        self._watch.close()
+
+    def _run(self) -> None:
+        try:
+            log = os.open(
+                os.path.join(self.folder, _LOG), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
+            )
+            try:
+                self._process = subprocess.Popen(  # noqa: S603  our own server, without a shell
+                    self._command(),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=self._environment(),
+                    start_new_session=True,
+                )
+            finally:
+                os.close(log)
+                self._started.set()
+            self._process.wait()
+        finally:
+            self.ended.set()
+
+    def _command(self) -> list[str]:
+        settings = self._settings
+        start = [settings.python or sys.executable, "-P", "-m", __name__, str(os.getpid())]
+        port = _free_port(self._node, settings)
+        listen = [str(self._unix), str(Address.tls(self._node, port))]
+        addresses = [word for each in listen for word in ("--listen", each)]
+        store = ["--store", settings.store or "none"]
+        return [*start, *addresses, *store, *settings.arguments]
+
+    def _environment(self) -> dict[str, str]:
+        settings = self._settings
+        inherited = {n: v for n, v in os.environ.items() if n not in _NOT_INHERITED}
+        own = {"JAX_PLATFORMS": _PLATFORMS[settings.platform]}
+        if settings.platform == "cpu" and settings.devices > 1:
+            count = f"--xla_force_host_platform_device_count={settings.devices}"
+            own["XLA_FLAGS"] = f"{inherited.get('XLA_FLAGS', '')} {count}".strip()
+        if not inherited.keys() & {"JAXD_STORE_KEY", "JAXD_STORE_KEY_FILE"}:
+            own["JAXD_STORE_KEY"] = store_key(self._key)
+        return inherited | own | dict(settings.environment)
+
+    def _for_clients(self, listening: str) -> str:
+        address = Address.parse(listening)
+        is_pinned = address.kind == "tls" and "--tls-cert" not in self._settings.arguments
+        if is_pinned:
+            pin = fingerprint_of(certificate_of(prepare_own_certificate()))
+            address = address._replace(pin=pin)
+        return str(address)
+
+    def _last_words(self) -> str:
+        with suppress(OSError), open(os.path.join(self.folder, _LOG), "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            lines = file.read().decode(errors="replace").strip().splitlines()
+            return lines[-1] if lines else "it has said nothing"
+        return "its log cannot be read"
+
+
+_NOT_INHERITED: Final = frozenset({"JAXD_SERVER", "JAXD_STORE", "JAXD_STORE_READ_ONLY"})
+
+
+def store_key(key: str) -> str:
+    """The key that the members of a pool sign programs with in their store."""
+    return hashlib.blake2b(key.encode(), digest_size=32, person=b"jaxd pool store").hexdigest()
+
+
+def _free_port(host: str, settings: MemberSettings) -> int:
+    """One of the ports that the member may have; 0: any.
+
+    Raises:
+        ProtocolError: when none is free.
+    """
+    first, last = settings.ports
+    for port in range(first, last + 1) if first else ():
+        with suppress(OSError), socket.create_server((host, port)):
+            return port
+    if first:
+        raise ProtocolError(f"the ports {first} to {last} are taken. Give members more of them.")
+    return 0
+
+
+class StaticServer:
+    """A server that somebody else has started, as a member of a pool without Ray.
+
+    Args:
+        addresses: of it.
+        token: with which others than its own user connect.
+    """
+
+    def __init__(self, addresses: Sequence[str], token: str | None) -> None:
+        self._addresses = tuple(addresses)
+        self._token = token
+        unix = [each for each in map(Address.parse, addresses) if each.kind == "unix"]
+        here = unix and os.path.exists(unix[0].path)
+        self._watch = ServerWatch(control_path(unix[0])) if here else None
+
+    def report(self) -> MemberReport:
+        """What it is now.
+
+        Raises:
+            JaxdError, OSError: when it does not answer.
+        """
+        known: dict[str, Any] = {"addresses": self._addresses}
+        if self._watch is None:
+            welcome = _greet(self._tls(), self._token)
+            instance = f"{welcome.get('epoch')}/{welcome.get('pid')}"
+            host = self._tls().host
+            return MemberReport(instance=instance, state="ready", node=host, **known)
+        view = self._watch.view
+        if view is None:
+            raise ProtocolError("its host does not answer. Start the server, or look at its log.")
+        return report_of(
+            view,
+            instance=f"{view.server.pid}/{view.server.since}",
+            machine=machine_id() or "",
+            node=platform.node(),
+            version=view.server.version,
+            **known,
+        )
+
+    def _tls(self) -> Address:
+        found = [each for each in map(Address.parse, self._addresses) if each.kind == "tls"]
+        if not found:
+            raise ProtocolError("it has no tls:// address, and its socket is not here.")
+        return found[0]
+
+
+def _greet(address: Address, token: str | None) -> Mapping[str, Any]:
+    """The welcome of a server, which shows that its worker accepts clients."""
+    context = client_context(pinned=bool(address.pin))
+    with socket.create_connection(address.place, _PROBE_S) as sock:
+        line = TlsSocket(sock, context, server_name=address.host)
+        line.settimeout(_PROBE_S)
+        line.do_handshake()
+        certificate = line.peer_certificate()
+        if address.pin:
+            check_pin(certificate, address.pin, str(address._replace(pin="")))
+        binding = ChannelBinding("tls", fingerprint_of(certificate))
+        return handshake_with_server(line, binding, {}, token, None)
+
+
+def main(words: Sequence[str]) -> int:
+    """Serves until it is stopped, or the parent ends; the exit code."""
+    die_with_the_parent()
+    parent, *arguments = words
+    if os.getppid() != int(parent):  # it has ended meanwhile
+        return 1
+    from jaxd_server.__main__ import main as serve
+
+    return serve(arguments)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except JaxdError as error:
+        sys.stderr.write(f"jaxd: {error}\n")
+        sys.exit(1)

@@ -1,0 +1,266 @@
+"""The members of a pool as their director knows them, and the sealed messages between the two."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from jaxd_protocol.errors import AuthenticationFailed, ConfigurationError, ProtocolError
+from jaxd_protocol.messages.pool_view import LOAD_EVERY_S, PoolView
+from jaxd_server.pool.members import (
+    SILENT_S,
+    DirectorEnd,
+    MemberEnd,
+    MemberReport,
+    MemberTable,
+    Seal,
+)
+
+KEY = "a-key-of-a-pool-for-tests-only"
+READY = MemberReport("i1", "ready", addresses=("unix:///s",), machine="m", node="n", devices=1)
+
+
+class Clock:
+    """Stands still until it is set."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """At some time."""
+    return Clock()
+
+
+@pytest.fixture
+def table(clock: Clock) -> MemberTable:
+    """With one member that was started."""
+    found = MemberTable("lab", clock)
+    found.expect("m1", "1.0")
+    return found
+
+
+def seen(table: MemberTable) -> PoolView:
+    """What a client sees."""
+    return PoolView.from_dict(table.news(0, "").to_message()["view"])
+
+
+def state_of(table: MemberTable, name: str = "m1") -> tuple[str, int]:
+    """State and epoch of a member, as clients see it."""
+    member = seen(table).members[name]
+    return member.state, member.epoch
+
+
+# sealed messages ----------------------------------------------------------------------------------
+
+
+def ends(*, key: str = KEY, said: MemberReport = READY) -> tuple[DirectorEnd, MemberEnd, list[str]]:
+    """Both ends, and what the member was ordered."""
+    obeyed: list[str] = []
+    member = MemberEnd("m1", Seal(key), lambda: said, obeyed.append)
+    return DirectorEnd(Seal(KEY)), member, obeyed
+
+
+def test_a_report_arrives() -> None:
+    """With the name of the process that has made it."""
+    director, member, _ = ends()
+    message, nonce = director.ask("m1")
+    report = director.read("m1", nonce, member.answer(message))
+    assert report == replace(READY, instance=member.instance)
+
+
+def test_messages_of_another_key_are_refused_at_either_end() -> None:
+    """A node with the key of another pool, or a director without it."""
+    director, member, obeyed = ends(key="the-key-of-another-pool-for-tests")
+    message, nonce = director.ask("m1", "stop", member.instance)
+    with pytest.raises(AuthenticationFailed, match="JAXD_POOL_KEY"):
+        member.answer(message)
+    forged = Seal("the-key-of-another-pool-for-tests").seal(f"from m1 {nonce}", {})
+    with pytest.raises(AuthenticationFailed, match="JAXD_POOL_KEY"):
+        director.read("m1", nonce, forged)
+    assert obeyed == []
+
+
+def test_a_message_that_was_changed_is_refused() -> None:
+    """Each byte of it counts."""
+    director, member, _ = ends()
+    message, _ = director.ask("m1")
+    for at in (0, 31, 32, len(message) - 1):
+        changed = bytearray(message)
+        changed[at] ^= 1
+        with pytest.raises(AuthenticationFailed):
+            member.answer(bytes(changed))
+
+
+def test_a_report_is_good_for_one_question() -> None:
+    """An earlier report, and that of another member, answer nothing."""
+    director, member, _ = ends()
+    message, nonce = director.ask("m1")
+    said = member.answer(message)
+    _, later = director.ask("m1")
+    with pytest.raises(AuthenticationFailed):
+        director.read("m1", later, said)
+    with pytest.raises(AuthenticationFailed):
+        director.read("m2", nonce, said)
+
+
+def test_an_order_is_obeyed_once() -> None:
+    """Sent again, or sent to a later process of the member, it does nothing."""
+    director, member, obeyed = ends()
+    message, _ = director.ask("m1", "stop", member.instance)
+    member.answer(message)
+    with pytest.raises(AuthenticationFailed, match="sent again"):
+        member.answer(message)
+    _, restarted, also_obeyed = ends()
+    with pytest.raises(AuthenticationFailed, match="earlier process"):
+        restarted.answer(message)
+    assert (obeyed, also_obeyed) == (["stop"], [])
+
+
+def test_an_order_to_one_member_is_none_to_another() -> None:
+    """The seal covers the name."""
+    director, member, obeyed = ends()
+    message, _ = director.ask("m2", "stop", member.instance)
+    with pytest.raises(AuthenticationFailed):
+        member.answer(message)
+    assert obeyed == []
+
+
+def test_what_is_sealed_and_no_report_is_refused() -> None:
+    """Of another version, perhaps."""
+    director = DirectorEnd(Seal(KEY))
+    _, nonce = director.ask("m1")
+    with pytest.raises(ProtocolError, match="m1"):
+        director.read("m1", nonce, Seal(KEY).seal(f"from m1 {nonce}", {"load": "many"}))
+
+
+# the table ----------------------------------------------------------------------------------------
+
+
+def test_a_member_is_shown_as_it_reports(table: MemberTable) -> None:
+    """First as starting, then with what it says, in its first epoch."""
+    assert state_of(table) == ("starting", 0)
+    table.hear("m1", replace(READY, load=2, warm=("0" * 16,), values=9))
+    member = seen(table).members["m1"]
+    assert (member.state, member.epoch, member.load) == ("ready", 1, 2)
+    assert (member.addresses, member.warm) == (("unix:///s",), ("0" * 16,))
+
+
+def test_another_process_is_another_epoch(table: MemberTable) -> None:
+    """The values of the one before are gone."""
+    table.hear("m1", READY)
+    table.hear("m1", READY)
+    assert state_of(table) == ("ready", 1)
+    table.hear("m1", replace(READY, instance="i2", state="starting"))
+    assert state_of(table) == ("starting", 2)
+
+
+def test_a_silent_member_is_lost_and_comes_back_in_its_epoch(
+    table: MemberTable, clock: Clock
+) -> None:
+    """Once it has not reported for two seconds; it has its values all the same."""
+    table.hear("m1", READY)
+    clock.now += SILENT_S
+    table.check_silence()
+    assert state_of(table) == ("ready", 1)
+    clock.now += 0.01
+    table.check_silence()
+    assert state_of(table) == ("lost", 1)
+    table.hear("m1", READY)
+    assert state_of(table) == ("ready", 1)
+
+
+def test_a_member_that_fails_is_lost_at_once(table: MemberTable) -> None:
+    """Ray says that its process has ended; one that has never reported is still starting."""
+    table.miss("m1", "no room")
+    assert state_of(table) == ("starting", 0)
+    assert table.entry("m1").why == "no room"
+    table.hear("m1", READY)
+    table.miss("m1", "its process has ended")
+    assert state_of(table) == ("lost", 1)
+
+
+def test_members_that_are_being_ended_may_be_silent(table: MemberTable, clock: Clock) -> None:
+    """They are not asked any more."""
+    table.hear("m1", READY)
+    clock.now += 2 * SILENT_S
+    table.check_silence({"m1"})
+    assert state_of(table) == ("ready", 1)
+
+
+def test_a_member_is_drained_at_once_and_stays_so(table: MemberTable) -> None:
+    """Whatever it reports; it is lost when it is lost."""
+    table.hear("m1", READY)
+    table.drain("m1")
+    assert state_of(table)[0] == "draining"
+    table.hear("m1", READY)
+    assert state_of(table)[0] == "draining"
+    table.hear("m1", replace(READY, state="lost"))
+    assert state_of(table)[0] == "lost"
+    with pytest.raises(ConfigurationError, match=r"no member 'm7' \(there are: m1\)"):
+        table.drain("m7")
+
+
+def test_load_alone_is_news_once_a_second(table: MemberTable, clock: Clock) -> None:
+    """Thousands of clients are told of each change."""
+    table.hear("m1", READY)
+    news = table.news(0, "")
+    for load in range(1, 10):
+        table.hear("m1", replace(READY, load=load))
+    assert not table.has_news(news.sequence, news.source)
+    clock.now += LOAD_EVERY_S
+    table.hear("m1", replace(READY, load=10))
+    assert seen(table).members["m1"].load == 10
+    table.hear("m1", replace(READY, load=11, state="starting"))
+    assert seen(table).members["m1"].load == 11
+
+
+def test_the_next_director_knows_what_this_one_did(table: MemberTable, clock: Clock) -> None:
+    """Clients see no change: neither state nor addresses nor epochs, but for the load."""
+    table.expect("m2", "1.0")
+    table.hear("m1", READY)
+    table.hear("m2", replace(READY, instance="i2"))
+    table.drain("m2")
+    later = MemberTable("lab", clock)
+    later.restore(table.to_kept())
+    assert seen(later).members == seen(table).members
+    later.hear("m1", READY)
+    later.hear("m2", replace(READY, instance="i2"))
+    assert (state_of(later), state_of(later, "m2")) == (("ready", 1), ("draining", 1))
+    later.hear("m1", replace(READY, instance="i9"))
+    assert state_of(later) == ("ready", 2)
+
+
+def test_a_member_that_the_next_director_cannot_find_is_lost(
+    table: MemberTable, clock: Clock
+) -> None:
+    """After as long as any other."""
+    table.hear("m1", READY)
+    later = MemberTable("lab", clock)
+    later.restore(table.to_kept())
+    clock.now += SILENT_S + 0.01
+    later.check_silence()
+    assert state_of(later) == ("lost", 1)
+
+
+def test_an_epoch_is_used_once_also_by_a_member_that_was_removed(table: MemberTable) -> None:
+    """A client that knew the first one sees that this is another."""
+    table.hear("m1", READY)
+    table.remove("m1")
+    assert "m1" not in seen(table).members
+    table.expect("m1", "1.0")
+    table.hear("m1", replace(READY, instance="i2"))
+    assert state_of(table) == ("ready", 2)
+
+
+def test_what_is_kept_does_not_change_with_the_load(table: MemberTable) -> None:
+    """It would be written twice a second."""
+    table.hear("m1", READY)
+    before: Any = table.to_kept()
+    table.hear("m1", replace(READY, load=7, warm=("1" * 16,), values=3))
+    assert table.to_kept() == before
