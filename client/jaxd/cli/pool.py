@@ -33,7 +33,7 @@ from jaxd_protocol.network.local_server import (
 SUMMARY = "direct a pool: several servers as one, placed by Ray"
 EXAMPLE = "jaxd pool up pool.toml"
 
-_LOOK_S: Final = 0.2
+_LOOK_S: Final = 0.3
 _TAIL_LINES: Final = 12
 _SHOWN_STATES: Final = ("ready", "lost", "draining")
 _HEAD: Final = (
@@ -163,8 +163,6 @@ def _print_changes(status: Mapping[str, Any], shown: dict[str, tuple[str, str]])
 
 
 def _status_if_there(files: PoolFiles) -> Mapping[str, Any] | None:
-    if not has_listener(files.socket):
-        return None
     with suppress(NoServer, ConnectionLost):
         return _order(files, "status")
     return None
@@ -191,13 +189,14 @@ def _order(files: PoolFiles, order: str, **content: Any) -> Mapping[str, Any]:
     Raises:
         NoServer: when there is none.
     """
-    if not has_listener(files.socket):
+    address = str(Address.unix(files.socket))
+    try:
+        return ask_server(address, POOL_ORDER, order, json.dumps(content))
+    except NoServer as error:
         raise NoServer(
             f"no director of a pool {files.name} runs on this machine for you. Start one: jaxd "
             "pool up pool.toml   (or name another pool with --pool)."
-        )
-    address = str(Address.unix(files.socket))
-    return ask_server(address, POOL_ORDER, order, json.dumps(content))
+        ) from error
 
 
 def _add_pool(parser: argparse.ArgumentParser) -> None:

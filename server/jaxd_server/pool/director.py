@@ -39,6 +39,7 @@ from jaxd_server.auth.listeners import Listener
 from jaxd_server.auth.tls_setup import advertised
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.pool.members import MemberTable
+from jaxd_server.runtime.limits import RateLimiter
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.system_memory import allow_files
 
@@ -50,6 +51,9 @@ _POLL_S: Final = 0.5
 _CONNECT_S: Final = 5.0
 _STEP_BYTES: Final = 1 << 18
 _MOST_LETTERS: Final = 300
+_LOG_BURST: Final = 20
+"""Lines of the log about what one principal cannot reach; after that it is one a second."""
+
 
 Obey = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
 
@@ -87,6 +91,7 @@ class Director:
         self.relays = Relays(table, options)
         self._accounts = Accounts(options)
         self._connected = ConnectedAccounts(self._accounts)
+        self._log_limiter = RateLimiter(_LOG_BURST, 1.0)
         self._closing = threading.Event()
         self._open: set[ViewConnection] = set()
         self._lock = threading.Lock()  # guards it
@@ -126,11 +131,25 @@ class Director:
         with self._lock:
             self._open.add(connection)
         try:
-            connection.serve()
+            with suppress(EOFError):  # it has left
+                connection.serve()
         finally:
             with self._lock:
                 self._open.discard(connection)
                 connection.close()
+
+    def log_unreachable(self, member: str, epoch: int, principal: str, reason: str) -> None:
+        """Logs what a client says, at a limited rate, so that it cannot fill the disk."""
+        skipped = self._log_limiter.acquire(principal)
+        if skipped is not None:
+            log_event(
+                "pool_member_unreachable",
+                member=member[:_MOST_LETTERS],
+                epoch=epoch,
+                principal=principal,
+                reason=reason[:_MOST_LETTERS],
+                not_logged=skipped or None,
+            )
 
     def welcome(self) -> dict[str, Any]:
         """What the handshake sends a client."""
@@ -290,13 +309,7 @@ class ViewConnection:
         found = {each.member.name: each.member for each in self._director.table.entries()}
         member = found.get(name)
         state = "lost" if member is None else member.state
-        log_event(
-            "pool_member_unreachable",
-            member=name[:_MOST_LETTERS],
-            epoch=epoch,
-            principal=self._admitted.principal,
-            reason=reason[:_MOST_LETTERS],
-        )
+        self._director.log_unreachable(name, epoch, self._admitted.principal, reason)
         can_relay = member is not None and state != "lost"
         address = self._director.relays.address(name) if can_relay else None
         return json.dumps({"state": state, "address": str(address or "")})

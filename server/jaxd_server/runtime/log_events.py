@@ -257,7 +257,7 @@ EVENTS: Final[dict[str, Event]] = {
     "pool_member_unreachable": Event(
         "warning",
         "A client cannot reach a member of the pool.",
-        ("member", "epoch", "principal", "reason"),
+        ("member", "epoch", "principal", "reason", "not_logged"),
     ),
     "pool_message_refused": Event(
         "warning",
