@@ -253,7 +253,9 @@ def _free_port(host: str, settings: MemberSettings) -> int:
         with suppress(OSError), socket.create_server((host, port)):
             return port
     if first:
-        raise ProtocolError(f"the ports {first} to {last} are taken. Give members more of them.")
+        raise ProtocolError(
+            f"the ports {first} to {last} are taken. Give more of them in pool.toml."
+        )
     return 0
 
 
@@ -299,7 +301,9 @@ class StaticServer:
     def _tls(self) -> Address:
         found = [each for each in map(Address.parse, self._addresses) if each.kind == "tls"]
         if not found:
-            raise ProtocolError("it has no tls:// address, and its socket is not here.")
+            raise ProtocolError(
+                "it has no tls:// address, and its socket is not here. Add one in pool.toml."
+            )
         return found[0]
 
 

@@ -61,7 +61,9 @@ class Seal:
             )
         content = json.loads(body)
         if not isinstance(content, dict):
-            raise ProtocolError("a message within the pool is no object.")
+            raise ProtocolError(
+                "a message within the pool is no object. Install the same jaxd everywhere."
+            )
         return content
 
     def _mac(self, purpose: str, body: bytes) -> bytes:

@@ -10,6 +10,7 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,7 @@ from importlib.util import find_spec
 from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.errors import ConfigurationError, JaxdError, NoServer, ServerStartFailed
+from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.tokens import made_token_file
 from jaxd_server.pool.members import MemberEnd, Order, Seal
 from jaxd_server.pool.settings import MemberSettings, PoolSettings, RaySettings, read_pool_key
@@ -41,6 +43,7 @@ _START_S: Final = 120.0
 _LOOK_S: Final = 0.1
 _STOP_S: Final = 30.0
 _ANSWER_S: Final = 20.0
+_CONNECT_S: Final = 5.0
 _THREADS: Final = 8
 """Of a member's actor: a report does not wait for an order."""
 
@@ -275,6 +278,7 @@ class RayMembers:
 
     def __init__(self, settings: PoolSettings, address: str) -> None:
         self._pool = settings.name
+        _check_answers(address)
         self._ray = ray = _imported(settings.ray, settings.files.directory)
         try:
             ray.init(
@@ -394,6 +398,22 @@ class RayMembers:
     def close(self) -> None:
         """Leaves the cluster; members go on."""
         self._ray.shutdown()
+
+
+def _check_answers(address: str) -> None:
+    """Returns when something listens there: Ray would try for minutes.
+
+    Raises:
+        NoServer: when nothing does.
+    """
+    try:
+        place = Address.parse(f"tcp://{address}").place
+        socket.create_connection(place, _CONNECT_S).close()
+    except OSError as error:
+        raise NoServer(
+            f"nothing answers at {address}, where the Ray cluster of the pool should be ({error}). "
+            "Start its head, or correct [ray] address in pool.toml."
+        ) from error
 
 
 def _resources(settings: MemberSettings) -> dict[str, Any]:

@@ -271,6 +271,14 @@ def _ports(value: Any) -> tuple[int, int]:
     return found
 
 
+def _host_and_port(value: Any) -> str:
+    host, _, port = _text(value).rpartition(":")
+    if not host or not 0 < int(port) < 65536:
+        raise ValueError(value)
+    Address.parse(f"tcp://{value}")
+    return str(value)
+
+
 def _texts(value: Any) -> tuple[str, ...]:
     return tuple(map(_text, _typed(list, value)))
 
@@ -297,7 +305,7 @@ _TOP: Final[Mapping[str, _Setting]] = {
     "advertise": ("", _text, "the name of this machine"),
 }
 _RAY: Final[Mapping[str, _Setting]] = {
-    "address": ("", _text, "HOST:PORT of a Ray cluster"),
+    "address": ("", _host_and_port, "HOST:PORT of a Ray cluster"),
     "token_file": ("", _path, "an absolute path"),
     "node_address": ("", _text, "an address of this machine"),
     "cpus": ("", _ANY_COUNT, "a whole number"),

@@ -99,6 +99,8 @@ def test_servers_that_run_already_are_listed(tmp_path: Path) -> None:
         ("x", "is not TOML"),
         ("colour = 1", "'?colour'? is not a setting"),
         ("[members]\ncolour = 1", "members.colour is not a setting"),
+        ("[ray]\naddress = 'auto'\n", "ray.address must be HOST:PORT of a Ray cluster"),
+        ("[ray]\naddress = 'head'\n", "ray.address must be HOST:PORT of a Ray cluster"),
         ("[members]\ncount = '3'", "members.count must be a whole number"),
         ("[members]\ncount = true", "members.count must be"),
         ("[members]\ncount = 9\nmax = 3", "members.count must be between min and max"),
