@@ -94,7 +94,8 @@ def _up(arguments: argparse.Namespace) -> int:
     make_private_directory(files.directory)
     if has_listener(files.socket):
         print(f"a director runs already: another one with the settings in {path} takes over")
-        _order(files, "hand_over")
+        with suppress(NoServer, ConnectionLost):  # it may end before it has answered
+            _order(files, "hand_over")
         _wait_for_end(files)
     command = [sys.executable, "-P", "-m", "jaxd_server.pool", path]
     if arguments.foreground:
