@@ -40,7 +40,7 @@ def ranked(
     Args:
         key: of the function.
         names: of the members, each once, in any order.
-        devices: how many devices a member has, where it has more than one.
+        devices: how many devices a member has, where that is not one; none counts as one.
 
     Returns:
         all names; equal for equal keys and members, in whatever order the names are given.
@@ -86,7 +86,7 @@ def choose(
             little to do.
         total_load: the sum of the loads of `order`, if the caller keeps it; else it is added up,
             which costs a look at each member.
-        devices: how many devices a member has, where it has more than one.
+        devices: how many devices a member has, where that is not one; none counts as one.
         total_devices: the sum of the devices of `order`, if the caller keeps it.
 
     Raises:
@@ -101,10 +101,10 @@ def choose(
         total_devices = len(order) if devices is None else _total(order, devices)
     share = max(least, bound * (total_load + 1) / total_devices)
     for name in order:
-        if loads.get(name, 0) < ceil(share * counts.get(name, 1)):
+        if loads.get(name, 0) < ceil(share * (counts.get(name, 1) or 1)):
             return name
-    return min(order, key=lambda name: loads.get(name, 0) / counts.get(name, 1))
+    return min(order, key=lambda name: loads.get(name, 0) / (counts.get(name, 1) or 1))
 
 
 def _total(order: Sequence[str], devices: Mapping[str, int]) -> int:
-    return sum(devices.get(name, 1) for name in order)
+    return sum(devices.get(name, 1) or 1 for name in order)
