@@ -6,14 +6,13 @@ goes, only those keys move that have it in the first place. The bound keeps a fu
 called more often than one member can answer from waiting there: its calls go on to the next of its
 order, and it gets warm on as many members as its load needs.
 
-All of this is arithmetic on integers of a digest: equal on every machine, in every process and with
+All of this is comparing the bytes of digests: equal on every machine, in every process and with
 every version of Python. An order costs a digest for each member, so a caller keeps it for each key
 and view of the pool; a choice costs a look at the first members of the order.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from math import ceil
@@ -22,15 +21,12 @@ from typing import Final
 BOUND: Final = 1.25
 """So many times its share of all open calls a member may have before the next one is chosen."""
 
-_DRAWS: Final = struct.Struct(">8Q")
-"""The numbers that one digest holds."""
-_DRAWS_OF_A_DIGEST: Final = 8
+_BYTES: Final = 8
+"""Of a number that a member draws; they are compared as they are, the first byte first."""
 _ONE_EACH: Final[Mapping[str, int]] = {}
 
 
-def ranked(
-    key: bytes, names: Sequence[str], devices: Mapping[str, int] | None = None
-) -> list[str]:
+def ranked(key: bytes, names: Sequence[str], devices: Mapping[str, int] | None = None) -> list[str]:
     """The members in the order in which calls of a key go to them.
 
     Each member draws a number for each of its devices, and its largest one counts; the member with
@@ -52,13 +48,14 @@ def ranked(
     return [name for _, name in drawn]
 
 
-def _largest_draw(text: bytes, draws: int) -> int:
-    """Of so many numbers, one at least; eight are in a digest, and more in further ones."""
-    largest = max(_DRAWS.unpack(blake2b(text).digest())[: max(1, draws)])
-    for first in range(_DRAWS_OF_A_DIGEST, draws, _DRAWS_OF_A_DIGEST):
-        further = blake2b(text, salt=first.to_bytes(8, "big")).digest()
-        largest = max(largest, *_DRAWS.unpack(further)[: draws - first])
-    return largest
+def _largest_draw(text: bytes, draws: int) -> bytes:
+    """Of so many numbers, one at least; a digest has eight of them, and further ones have more."""
+    digest = blake2b(text).digest()
+    if draws <= 1:
+        return digest[:_BYTES]
+    for block in range(1, -(-draws * _BYTES // len(digest))):
+        digest += blake2b(text, salt=block.to_bytes(_BYTES, "big")).digest()
+    return max(digest[at : at + _BYTES] for at in range(0, draws * _BYTES, _BYTES))
 
 
 def choose(
