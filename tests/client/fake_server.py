@@ -50,7 +50,7 @@ def failed(error: Exception) -> Reply:
     return (FAILED, encode_failure(error)), ()
 
 
-def accept_handshake(sock: socket.socket) -> bool:
+def accept_handshake(sock: socket.socket, **more: Any) -> bool:
     """Greets as a server; False for somebody who only looked whether anybody listens."""
     if sock.recv(len(MAGIC), socket.MSG_WAITALL) != MAGIC:
         return False
@@ -62,6 +62,7 @@ def accept_handshake(sock: socket.socket) -> bool:
         "max_frame_bytes": 1 << 24,
         "epoch": 1,
         "pid": os.getpid(),
+        **more,
     }
     finish_handshake(sock, {}, None, dict(welcome))
     return True
@@ -107,6 +108,9 @@ class FakeServer:
         asked: every request so far.
     """
 
+    welcome: Mapping[str, Any] = {}
+    """What its welcome has beside what that of each server has."""
+
     def __init__(self, path: str, **answers: Any) -> None:
         self.address = f"unix://{path}"
         self.answers: dict[str, Any] = answers
@@ -140,7 +144,7 @@ class FakeServer:
             connection.shut()
 
     def _serve(self, sock: socket.socket) -> None:
-        if not accept_handshake(sock):
+        if not accept_handshake(sock, **self.welcome):
             return sock.close()
         connection = _Connection(sock, self.answer)
         self._connections.append(connection)

@@ -77,9 +77,12 @@ class BucketedFunction(PersistentFunction[..., Any]):
         args, kwargs = self._padded(args, kwargs)
         return super().jaxpr(*args, **kwargs)
 
-    def on(self, device: SupportsIndex | None) -> BucketedFunction:
+    def on(
+        self, device: SupportsIndex | None = None, *, member: str | None = None
+    ) -> BucketedFunction:
         """As `PersistentFunction.on`."""
-        return BucketedFunction(super().on(device)._binding, self._padding)  # noqa: SLF001  its own kind
+        binding = super().on(device, member=member)._binding  # noqa: SLF001  its own kind
+        return BucketedFunction(binding, self._padding)
 
     def _transformed(self, name: str, *, on_instance: bool = False, **given: Any) -> Any:
         """Refused: which axis is padded follows from what is transformed.

@@ -78,9 +78,16 @@ class Client:
         """As `jaxd.devices`, of this client's server."""
         return Devices(map(Device.from_report, self.caller.session.ask("devices")["devices"]))
 
-    def put(self, tree: Any, *, name: str | None = None, ttl_s: float | None = None) -> Any:
+    def put(
+        self,
+        tree: Any,
+        *,
+        name: str | None = None,
+        ttl_s: float | None = None,
+        replicate: bool = False,
+    ) -> Any:
         """As `jaxd.put`, on this client's server."""
-        return put_get.put(self.caller, tree, name, ttl_s)
+        return put_get.put(self.caller, tree, name, ttl_s, replicate=replicate)
 
     def named(self, name: str) -> Any:
         """As `jaxd.named`, of this client's server."""
@@ -154,8 +161,8 @@ def connect(
     """A client of its own, connected at once.
 
     Args:
-        server: `unix:///path`, `tcp://host:port`, `tls://host:port#sha256=…` or
-            `ssh://user@host`; by default the server that a persistent function would use.
+        server: `unix:///path`, `tcp://host:port`, `tls://host:port#sha256=…`, `ssh://user@host`, or
+            `pool://host:port#sha256=…`; by default the server that a persistent function would use.
         host: a TCP host instead of `server`.
         port: a TCP port instead of `server`.
         token: that of a server over TCP or TLS; else `JAXD_TOKEN` or `JAXD_TOKEN_FILE`.
@@ -213,7 +220,9 @@ def devices() -> tuple[Device, ...]:
     return Client(default_caller(settings, new_caller)).devices()
 
 
-def put(tree: Any, *, name: str | None = None, ttl_s: float | None = None) -> Any:
+def put(
+    tree: Any, *, name: str | None = None, ttl_s: float | None = None, replicate: bool = False
+) -> Any:
     """The tree with its arrays and numbers on the server, as `RemoteArray`s.
 
     They live as long as this process holds them. dtypes become what `jax.device_put` makes of them.
@@ -223,6 +232,8 @@ def put(tree: Any, *, name: str | None = None, ttl_s: float | None = None) -> An
         name: also keep them on the server under this name, for every process of this user.
         ttl_s: seconds until the name is forgotten; by default it lives as long as the server's
             worker, or until `jaxd.forget`.
+        replicate: whether each member of a pool is to have a copy: calls take that of the member
+            which makes them, and the arrays live as long as one of these members.
 
     Raises:
         NoServer: when there is none; with `JAXD_INLINE=1` the tree is returned as it is.
@@ -231,7 +242,7 @@ def put(tree: Any, *, name: str | None = None, ttl_s: float | None = None) -> An
     """
     settings = Settings.resolve()
     return tree if settings.inline else Client(default_caller(settings, new_caller)).put(
-        tree, name=name, ttl_s=ttl_s
+        tree, name=name, ttl_s=ttl_s, replicate=replicate
     )  # fmt: skip
 
 

@@ -43,7 +43,8 @@ class CallOptions(TypedDict, total=False):
         static: `"auto"`: what jax cannot trace, such as text, members of enums, configurations and
             functions, is static by its content wherever in the arguments it stands. `"jax"`: as in
             `jax.jit`, it is an error unless its argument is declared static.
-        server: an address, such as `unix:///path`, `tls://host:port#sha256=…` or `ssh://host`.
+        server: an address, such as `unix:///path`, `tls://host:port#sha256=…` or `ssh://host`; or
+            that of a pool of servers, `pool://host:port#sha256=…`.
         host: a TCP host instead of `server`; localhost when only `port` is given.
         port: a TCP port instead of `server`; 18861 when only `host` is given.
         token: what a server over TCP asks for; else `JAXD_TOKEN` or `JAXD_TOKEN_FILE`.
@@ -225,6 +226,10 @@ def _caller_of(client: HasCaller, verify: bool | None, place: str | None) -> Cal
 
 
 def _kind(settings: Settings) -> type[Caller]:
+    if settings.server is not None and settings.server.is_pool:
+        from jaxd.pool.caller import PoolCaller  # few processes use a pool
+
+        return PoolCaller
     if settings.verify or settings.place == "here":  # few processes trace
         from jaxd.tracing.second_trace import keep_calls_inside
 

@@ -232,7 +232,7 @@ class PersistentFunction(
         self.__wrapped__ = binding.function
         self._jit_options = binding.options.of_jit()
         self._binding = binding
-        self._derived: dict[bytes, PersistentFunction[..., Any]] = {}
+        self._derived: dict[tuple[bytes, str | None], PersistentFunction[..., Any]] = {}
         self._nnx: NnxCalls[PersistentFunction[..., Any]] | None = None
         self._inline: InlineFunction | None = None
         self._fallback: Fallback | None = None
@@ -395,7 +395,12 @@ class PersistentFunction(
         """
         from jaxd.api.submission import results_in_order  # imports concurrent.futures
 
-        return results_in_order(self._send, iterables)
+        return results_in_order(self._send, iterables, self._breadth)
+
+    def _breadth(self) -> int:
+        """On how many servers its calls may run at the same time."""
+        caller = self._binding.find_caller()
+        return 1 if caller is None else caller.breadth
 
     # questions that make no call ------------------------------------------------------------------
 
@@ -444,7 +449,8 @@ class PersistentFunction(
                 raise
             return Why.of_local_run(local)
         parameters = parameter_names(binding.function)
-        report = ask_why(caller, spec, parameters, skeleton)
+        member = caller.route(spec, () if call is None else call.values)
+        report = ask_why(member, spec, parameters, skeleton)
         _, results, timeout_s, _, _ = binding.settings
         asked = call and call._replace(results=results, timeout_s=timeout_s)
         return Why.from_report({**report, "place": caller.placed(asked)})
@@ -592,22 +598,29 @@ class PersistentFunction(
 
     # functions that are made of it ---------------------------------------------------------------
 
-    def on(self, device: SupportsIndex | None) -> PersistentFunction[P, R]:
+    def on(
+        self, device: SupportsIndex | None = None, *, member: str | None = None
+    ) -> PersistentFunction[P, R]:
         """The same function, whose calls run on that device of the server.
 
         Args:
             device: its index among `jaxd.devices()`, or one of these; None: that on which the
                 server runs the calls of this process. A function that names devices itself, as with
                 a mesh, runs on those.
+            member: the name of the member of a pool on which they run; None: the one that has the
+                values of a call, else the first for the function.
 
         Raises:
-            ConfigurationError: when it is no index; from a call, when there is no such device.
+            ConfigurationError: when it is no index; from a call, when there is no such device, or
+                a member is named and the server is no pool.
+            NoServer: from a call, when the pool has no such member, or it takes no calls.
         """
         from jaxd.dispatch.server_reports import device_index
         from jaxd_protocol.jit.transforms import untransformed
 
         options = self._binding.options._replace(device=device_index(device))
-        kin: Any = self._derive(self.__wrapped__, options, untransformed(self.__wrapped__))
+        base = untransformed(self.__wrapped__)
+        kin: Any = self._derive(self.__wrapped__, options, base, member=member)
         return kin  # type: ignore[no-any-return]
 
     def _transformed(
@@ -655,15 +668,25 @@ class PersistentFunction(
         return bool(self._binding.options.transformations)
 
     def _derive(
-        self, function: Callable[..., Any], options: Options, base: Callable[..., Any]
+        self,
+        function: Callable[..., Any],
+        options: Options,
+        base: Callable[..., Any],
+        *,
+        member: str | None = None,
     ) -> PersistentFunction[..., Any]:
-        """One that is called as this one is; always the same one."""
-        key = options.to_bytes()
+        """One that is called as this one is, on a member if one is named; always the same one."""
+        key = (options.to_bytes(), member)
         found = self._derived.get(key)
         if found is None:
             if len(self._derived) >= _MAX_DERIVED:
                 self._derived.clear()
             binding = self._binding.with_function(function, options, base)
+            if member is not None:
+                from jaxd.pool.caller import MemberLookup  # few processes use a pool
+
+                find_caller = MemberLookup(binding.find_caller, member)
+                binding = binding._replace(find_caller=find_caller)
             made: PersistentFunction[..., Any] = PersistentFunction(binding)
             found = self._derived.setdefault(key, made)
         return found

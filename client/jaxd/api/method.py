@@ -92,9 +92,11 @@ class PersistentMethod(
     def __repr__(self) -> str:
         return f"<persistent {self.__wrapped__!r}>"
 
-    def on(self, device: SupportsIndex | None) -> PersistentMethod[P, R]:
+    def on(
+        self, device: SupportsIndex | None = None, *, member: str | None = None
+    ) -> PersistentMethod[P, R]:
         """As `PersistentFunction.on`."""
-        return PersistentMethod(self._unbound().on(device), self.args[0])
+        return PersistentMethod(self._unbound().on(device, member=member), self.args[0])
 
     if TYPE_CHECKING:  # the call itself is that of `partial`, in C
 

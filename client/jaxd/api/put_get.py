@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jaxd.dispatch.session import MAX_WORKERS
@@ -12,7 +13,7 @@ from jaxd.interop.remote_array import RemoteArray
 from jaxd.remote_values.store import RemoteStore
 from jaxd.request.arguments import ArgumentEncoder
 from jaxd.results.reader import ResultReader
-from jaxd_protocol.errors import ArgumentError, ValuesLost, WorkerReplaced
+from jaxd_protocol.errors import ArgumentError, ValueDeleted, ValuesLost, WorkerReplaced
 from jaxd_protocol.messages.data_locations import first_value_id, new_call_number, pack_ids
 from jaxd_protocol.pytree import TreeEncoder
 
@@ -23,9 +24,25 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def put(caller: Caller, tree: Any, name: str | None = None, ttl_s: float | None = None) -> Any:
+def put(
+    caller: Caller,
+    tree: Any,
+    name: str | None = None,
+    ttl_s: float | None = None,
+    *,
+    replicate: bool = False,
+) -> Any:
     """The tree with its arrays and numbers on the server; see `jaxd.put`."""
-    return retry_in_new_session(caller, lambda values: _put(values, tree, name, ttl_s))
+
+    def on(one: Caller) -> Any:
+        return retry_in_new_session(one, lambda values: _put(values, tree, name, ttl_s))
+
+    if not replicate:
+        return on(caller)
+    first, *others = map(on, caller.everywhere())
+    for array, *copies in zip(leaves_of(first), *map(leaves_of, others), strict=True):
+        array.replicas = tuple(copies)
+    return first
 
 
 def retry_in_new_session(caller: Caller, ask: Callable[[RemoteStore], T]) -> T:
@@ -132,7 +149,11 @@ class _StructureEncoder(TreeEncoder):
 
 def find_named(caller: Caller, name: str) -> Any:
     """The tree under a name, its arrays on the server; see `jaxd.named`."""
-    return retry_in_new_session(caller, lambda values: _fetch_named(values, name))
+    *others, last = reversed(caller.everywhere(also_draining=True))
+    for each in others:
+        with suppress(ValueDeleted):
+            return retry_in_new_session(each, lambda values: _fetch_named(values, name))
+    return retry_in_new_session(last, lambda values: _fetch_named(values, name))
 
 
 def _fetch_named(values: RemoteStore, name: str) -> Any:
@@ -144,8 +165,11 @@ def _fetch_named(values: RemoteStore, name: str) -> Any:
 
 def forget_named(caller: Caller, name: str) -> bool:
     """Removes a name; whether it was there."""
-    value, _ = retry_in_new_session(caller, lambda values: values.ask("unname", name))
-    return bool(value[1])
+    replies = [
+        retry_in_new_session(each, lambda values: values.ask("unname", name))
+        for each in caller.everywhere(also_draining=True)
+    ]
+    return any(value[1] for value, _ in replies)
 
 
 def fetch_tree(tree: Any) -> Any:

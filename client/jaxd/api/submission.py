@@ -25,10 +25,7 @@ if TYPE_CHECKING:
 
 
 _MAP_WINDOW = 32
-"""Calls that `map` has in flight at most."""
-
-_MAP_REFILL = _MAP_WINDOW // 2
-"""When so few are left it sends several: to change threads for each costs more than the calls."""
+"""Calls that `map` has in flight at most, on each server."""
 
 _AT_HAND: Final = frozenset({list, tuple, range})
 """Iterables that have their next item at once."""
@@ -91,10 +88,13 @@ class Submission(NamedTuple):
         try:
             call = binding.encode(caller, self.config, args, kwargs)
             recovery = self._recovery(call, args, kwargs)
-            sent = async_call.SentCall.of(caller, call) if ahead and recovery is None else None
+            server = caller.route(call.spec, call.values, evenly=ahead)
+            # of several servers each has to have its calls at once
+            is_ahead = ahead and recovery is None and caller.breadth == 1
+            sent = async_call.SentCall.of(server, call) if is_ahead else None
             if sent is not None:
                 return sent
-            future = caller.submitted(call, async_call.submit(caller, call))
+            future = caller.submitted(call, async_call.submit(server, call))
             return future if recovery is None else recovery.recovered(future)
         except Exception as error:
             local = self.local_run(caller, error, call)
@@ -187,21 +187,25 @@ def _unchanging(leaf: Any) -> Any:
 
 
 def results_in_order(
-    start: Callable[..., StartedCall], iterables: tuple[Iterable[Any], ...]
+    start: Callable[..., StartedCall],
+    iterables: tuple[Iterable[Any], ...],
+    breadth: Callable[[], int],
 ) -> Iterator[Any]:
     """Results for each item (or each tuple of items), in order, with many calls in flight.
 
     Args:
         start: starts a call.
         iterables: each has one of its arguments.
+        breadth: gives the number of servers that the calls may run on.
     """
     flying: deque[StartedCall] = deque()
     # other iterables may take their time for the next item, or wait for a result
     may_block = not all(type(each) in _AT_HAND for each in iterables)
     try:
         for items in zip(*iterables, strict=False):
-            if len(flying) == _MAP_WINDOW:
-                yield from _results(flying, left=_MAP_REFILL)
+            if not len(flying) % _MAP_WINDOW and len(flying) >= _MAP_WINDOW * breadth():
+                # several at a time: to change threads for each costs more than the calls
+                yield from _results(flying, left=len(flying) // 2)
             call = start(*items)
             flying.append(call)
             if may_block and isinstance(call, async_call.SentCall):

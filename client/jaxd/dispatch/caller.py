@@ -31,9 +31,11 @@ from jaxd_protocol.errors import (
     Busy,
     CallbackError,
     CalledBack,
+    ConfigurationError,
     ConnectionLost,
     ProtocolError,
     ResultError,
+    ServerDraining,
     WorkerReplaced,
 )
 from jaxd_protocol.messages.calls import FAILED, FailureOrigin, is_failure, set_origin
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from jaxd.dispatch.retry import BusyBackoff, RetryLimits
     from jaxd.events.effects import CallEffects
     from jaxd.events.jax_callbacks import CallbackOrigin
+    from jaxd.interop.handle_ranges import HandleRange
     from jaxd.remote_values.store import OpenSession
     from jaxd.request.function_snapshot import FunctionSpec, SnapshotCache
     from jaxd.transfer.dedup import DedupPlan
@@ -78,7 +81,10 @@ class Caller:
             weakref.WeakValueDictionary() if other is None else other._specs  # noqa: SLF001  of a caller
         )
         self.settings = settings
-        self.session: Session = Session(settings, self) if other is None else other.session
+        self.session: Session = self._new_session() if other is None else other.session
+
+    def _new_session(self) -> Session:
+        return Session(self.settings, self)
 
     def encode(
         self,
@@ -119,6 +125,11 @@ class Caller:
             fallback=fallback,
             origin=callback_origin() if running_callbacks else None,
         )
+
+    @property
+    def breadth(self) -> int:
+        """On how many servers its calls may run."""
+        return 1
 
     def requires_export(self, timeout_s: float | None = None) -> bool:
         """Whether functions have to be traced and exported here; connects to find out.
@@ -176,6 +187,27 @@ class Caller:
 
     def finish(self) -> None:
         """Called before its client closes: ends what it does in the background."""
+
+    def route(
+        self, spec: FunctionSpec, values: Sequence[HandleRange] = (), *, evenly: bool = False
+    ) -> Caller:
+        """What makes a call on one server: itself; of a pool see `jaxd.pool.caller`."""
+        return self
+
+    def everywhere(self, *, also_draining: bool = False) -> Sequence[Caller]:
+        """What makes calls on each server, that for what has no key first."""
+        return (self,)
+
+    def on_member(self, name: str) -> Caller:
+        """What makes calls on one member of a pool.
+
+        Raises:
+            ConfigurationError: when its server is no pool.
+        """
+        raise ConfigurationError(
+            f"on(member={name!r}) is for a pool, and {self.session.settings.server or 'this one'} "
+            "is a server. Leave it out, or use the address of a pool: pool://host:port#sha256=…"
+        )
 
     def submitted(self, call: CallRequest, future: Future[Any]) -> Future[Any]:
         """The future of a call that was submitted, as its owner gets it."""
@@ -596,6 +628,10 @@ class OpenCall:
         if is_replaced:
             self._replaced_workers += 1
             return 0.0 if self._replaced_workers < MAX_WORKERS else None
+        if is_failure(failure, ServerDraining):
+            other = self._session.elsewhere(self.call)
+            self._session = other or self._session
+            return None if other is None else 0.0
         if not is_failure(failure, Busy):
             return None
         self._replaced_workers = 0

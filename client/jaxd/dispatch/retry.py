@@ -38,7 +38,10 @@ _MAX_FACTOR: Final = 8.0
 _JITTER: Final = (0.5, 1.5)
 
 WorkerKey = tuple[Any, ...]
-"""Names one worker of one server: its epoch and its process."""
+"""Names one worker of one server: its epoch and its process; of a pool also the member."""
+
+_OF_WORKER: Final = 2
+"""So many of these are the worker's."""
 
 
 class RetryLimits:
@@ -47,7 +50,8 @@ class RetryLimits:
     A call during which a worker died is repeated on the next one, which learns this from its flags
     and runs it alone: the server decides whether the call is what ends workers. When only a
     connection was lost, the call is repeated once; and often where the server could not be reached
-    in between, for then it is not the call that ends connections.
+    in between, for then it is not the call that ends connections. When a member of a pool was lost,
+    it is repeated once on another one.
 
     Args:
         name: what people call the function.
@@ -55,13 +59,14 @@ class RetryLimits:
 
     __slots__ = (
         *("_failed_sends", "_last_worker", "_lost_connections", "_lost_in_outages"),
-        *("_lost_workers", "_name", "_outages"),
+        *("_lost_members", "_lost_workers", "_name", "_outages"),
     )
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._last_worker: WorkerKey | None = None
         self._lost_workers = 0
+        self._lost_members = 0
         self._lost_connections = 0
         self._lost_in_outages = 0
         self._outages = 0
@@ -99,7 +104,7 @@ class RetryLimits:
             outages: how many there have been so far.
 
         Raises:
-            WorkerLost: when too many workers have died during it.
+            WorkerLost: when too many workers have died during it, or two members of a pool.
             ConnectionLost: when its connection was lost twice, though the server could be reached.
         """
         if self._last_worker is None:
@@ -109,12 +114,19 @@ class RetryLimits:
             self._lost_connections += outages == self._outages
         else:
             self._lost_workers += 1
+            self._lost_members += worker[_OF_WORKER:] != self._last_worker[_OF_WORKER:]
         self._last_worker = None
         if self._lost_connections > 1 or self._lost_in_outages > _MAX_LOSSES:
             raise ConnectionLost(
                 f"the connection to the server was lost while {self._name} was under way, and "
                 "again when the call was repeated. See the server's log, and whether what lies in "
                 "between ends connections."
+            )
+        if self._lost_members > 1:
+            raise WorkerLost(
+                f"two members of the pool were lost, one after the other, while {self._name} was "
+                "under way; it is not tried on a third. See their logs (jaxd pool status), and try "
+                "it with JAXD_INLINE=1."
             )
         if self._lost_workers > _MAX_LOSSES:
             raise WorkerLost(

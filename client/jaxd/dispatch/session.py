@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from jaxd.dispatch.retry import BusyBackoff, Outage
     from jaxd.events.output import OutputPrinter
     from jaxd.events.progress import Progress
+    from jaxd.request.call_request import CallRequest
     from jaxd.results.reader import ResultReader
     from jaxd.transfer.routing import TransferRouter
     from jaxd_protocol.wire import Frame
@@ -328,6 +329,14 @@ class Session:
             if self._current is not None and self._current.connection is connection:
                 self._current = None
                 self._draining.append(connection)
+
+    def elsewhere(self, call: CallRequest) -> Session | None:
+        """The session for a call that is refused, as the server stops; None: there is no other.
+
+        Args:
+            call: the call.
+        """
+        return None
 
     def _connect(self, deadline: float | None) -> OpenSession:
         from jaxd.connection.connect import (

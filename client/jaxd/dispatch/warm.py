@@ -110,7 +110,7 @@ def result_skeleton_of(caller: Caller, call: CallRequest) -> bytes:
 
 
 def _reply(caller: Caller, call: CallRequest, kind: type[OpenCall] = OpenCall) -> tuple[Any, ...]:
-    open_call = kind(caller.session, call)
+    open_call = kind(caller.route(call.spec).session, call)
     value, _ = open_call.wait()
     if value[0] == FAILED:
         snapshot, address = call.spec.snapshot, open_call.opened.connection.address
@@ -132,7 +132,11 @@ def drop_programs(caller: Caller | None, spec: FunctionSpec) -> int:
     for each in specs_of(spec):
         each.local = None
     keys = sorted(known_keys(spec))
-    return sum(caller.session.ask("forget", key)["executables"] for key in keys)
+    return sum(
+        each.session.ask("forget", key)["executables"]
+        for each in caller.everywhere(also_draining=True)
+        for key in keys
+    )
 
 
 def known_keys(spec: FunctionSpec) -> set[bytes]:
@@ -252,4 +256,4 @@ def ask_why(
         parameters,
         manifest.shared,
     )
-    return caller.session.ask("why", spec.key, skeleton, described.to_message())
+    return caller.route(spec).session.ask("why", spec.key, skeleton, described.to_message())

@@ -297,6 +297,10 @@ class RemoteArray(ArrayLike):
     _data: memoryview | None = None
     _here: Any = None
     _kind = ""
+    _copy: RemoteArray | None = None
+    _in_place_of: weakref.ref[RemoteArray] | None = None
+    replicas: Sequence[RemoteArray] = ()
+    """The same array on other servers."""
 
     @classmethod
     def kind(cls) -> Any:
@@ -426,6 +430,26 @@ class RemoteArray(ArrayLike):
         """
         array = self._materialized()
         return copies.deepcopy(array) if copy and self._kind != "jax" else array
+
+    def at(self, fetcher: object) -> Any:
+        """What a call takes in its place on another server: its copy there, or its data.
+
+        Args:
+            fetcher: of the arrays on that server.
+        """
+        self.refuse_deleted()
+        there = (each for each in self.replicas if each.fetcher is fetcher)
+        usable = next((each for each in there if not each.is_deleted()), None)
+        return self.fetch(copy=False) if usable is None else usable
+
+    def use_copy(self) -> None:
+        """Goes on as its first copy on another server, if it has one: this one is gone."""
+        first = self if self._in_place_of is None else self._in_place_of()
+        if first is not None and first.replicas:
+            copy, *first.replicas = first.replicas
+            copy._in_place_of = weakref.ref(first)  # noqa: SLF001  of this class
+            first._copy = copy  # noqa: SLF001  it is held as long as that one
+            first.origin, first.number = copy.origin, copy.number
 
     def block_until_ready(self) -> RemoteArray:
         """This array, once it is computed. Moves nothing.

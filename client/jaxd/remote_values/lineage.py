@@ -509,6 +509,18 @@ def values_lost_error(*, with_worker: bool, notice: str = "") -> ValuesLost:
     )
 
 
+def died_with_member_error(member: str) -> ValuesLost:
+    """The error for all arrays of a session whose server, a member of a pool, is gone.
+
+    Args:
+        member: its name.
+    """
+    return ValuesDied(
+        f"arrays on {member}, a member of the pool, died with it. {_ADVICE} What is to outlive a "
+        "member is put with jaxd.put(…, replicate=True)."
+    )
+
+
 def irreproducible_error(obstacle: str, *, with_worker: bool = True) -> ValuesLost:
     """The error of arrays that could not be made again in another session.
 

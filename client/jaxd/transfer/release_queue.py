@@ -67,6 +67,11 @@ class ReleaseQueue:
         self._lock = threading.Lock()  # guards the thread; `add` must not take it
         self._watching = threading.Lock()  # held while arrays go from `young` to `_watched`
 
+    @property
+    def is_holding(self) -> bool:
+        """Whether somebody holds arrays, or did until just now; cheap to ask."""
+        return bool(self.young or self._watched)
+
     def track(self, arrays: Releasable) -> None:
         """Holds what a call returned, for a moment, and then watches it."""
         self.young.append(arrays)

@@ -31,7 +31,8 @@ def parse_address(text: str) -> Address:
         address = Address.parse(text)
     except ConfigurationError as error:
         raise argparse.ArgumentTypeError(str(error).rstrip(".")) from error
-    if address.kind == "ssh" or address.pin or address.insecure or address.uid is not None:
+    is_for_clients = address.is_pool or address.uid is not None
+    if address.kind == "ssh" or address.pin or address.insecure or is_for_clients:
         raise argparse.ArgumentTypeError(
             f"{text!r} is an address for clients; listen on the Unix socket for ssh://, on "
             "tls://host:port without a fingerprint, and without ?insecure=1 or ?uid="

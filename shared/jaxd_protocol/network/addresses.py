@@ -1,4 +1,7 @@
-"""Where a server is: Unix sockets, TCP, TLS and ssh, each written as a URL and parsed once."""
+"""Where a server is: Unix sockets, TCP, TLS and ssh, each written as a URL and parsed once.
+
+And where the director of a pool of servers is: over TLS `pool://`, else as in `pool+unix://`.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,8 @@ MAX_PATH_BYTES: Final = 107
 ADDRESS_FORMATS: Final = (
     "unix:///absolute/path, tcp://host:port, tls://host:port or ssh://user@host"
 )
+
+_POOL: Final = re.compile(r"pool(?:\+(unix|tcp))?://")
 
 _PIN: Final = r"sha256=([0-9a-fA-F]{64})"
 _HOST_NAME: Final = r"(?!-)[^\s/@:#'\"`$;&<>|(){}]+"
@@ -38,6 +43,7 @@ class Address(NamedTuple):
         insecure: for TCP whether to accept a server that requires no proof, or a connection on
             which a relay cannot be excluded.
         uid: for Unix and ssh a user whose server is accepted, beside this user's and root's.
+        is_pool: whether it is that of the director of a pool, which says where its servers are.
     """
 
     kind: Literal["unix", "tcp", "tls", "ssh"]
@@ -48,6 +54,7 @@ class Address(NamedTuple):
     pin: str = ""
     insecure: bool = False
     uid: int | None = None
+    is_pool: bool = False
 
     @classmethod
     def unix(cls, path: str) -> Address:
@@ -72,10 +79,15 @@ class Address(NamedTuple):
             tcp://host[:port][?insecure=1]
             tls://host[:port][#sha256=FINGERPRINT]
             ssh://[user@]host[:port][/path][?uid=NUMBER]
+            pool://host[:port][#sha256=FINGERPRINT], pool+unix://…, pool+tcp://…
 
         Raises:
             ConfigurationError: when the text is none of these.
         """
+        director = _POOL.match(text.strip())
+        if director is not None:
+            place = text.strip()[director.end() :]
+            return cls.parse(f"{director[1] or 'tls'}://{place}")._replace(is_pool=True)
         scheme, separator, rest = text.strip().partition("://")
         if separator and scheme == "tls" and rest:
             return cls._parse_tls(text, rest)
@@ -155,6 +167,8 @@ class Address(NamedTuple):
     @property
     def advice(self) -> str:
         """What to do where no server answers at it, other than the local one."""
+        if self.is_pool:
+            return "Start the pool (jaxd pool up pool.toml), or set JAXD_SERVER to another address."
         there = self._replace(pin="", insecure=False, uid=None)  # without what is for clients only
         if self.is_loopback:
             return f"Start one there (jaxd serve --listen {there}), or set JAXD_SERVER to another."
@@ -165,6 +179,9 @@ class Address(NamedTuple):
         )
 
     def __str__(self) -> str:
+        if self.is_pool:
+            text = str(self._replace(is_pool=False))
+            return text.replace("tls", "pool", 1) if self.kind == "tls" else f"pool+{text}"
         whose = "" if self.uid is None else f"?uid={self.uid}"
         if self.kind == "unix":
             return f"unix://{self.path}{whose}"

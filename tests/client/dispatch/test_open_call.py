@@ -28,6 +28,7 @@ def session() -> Mock:
     """A session whose connections are all to one worker."""
     session = Mock()
     session.progress.made = None
+    session.elsewhere.return_value = None
     session.current.return_value.connection.worker = (1, 7)
     return session
 

@@ -51,6 +51,16 @@ def test_a_worker_that_lives_is_suspected_of_nothing() -> None:
         retry_limits.prepare_retry(call(), (1, 7))
 
 
+def test_a_call_that_is_under_way_when_two_members_are_lost_is_not_tried_on_a_third() -> None:
+    """It may be what ends them; one that was lost says nothing."""
+    retry_limits = RetryLimits("step")
+    retry_limits.record(LOST, (1, 7, "m0"))
+    assert marks(retry_limits.prepare_retry(call(), (1, 7, "m1"))) == LOST_ONCE
+    retry_limits.record(LOST, (1, 7, "m1"))
+    with pytest.raises(WorkerLost, match=r"two members of the pool.*step.*jaxd pool status"):
+        retry_limits.prepare_retry(call(), (1, 7, "m2"))
+
+
 def test_a_call_that_is_lost_in_outages_is_not_what_ends_connections() -> None:
     """It is repeated after each; but not for ever, and once where the server could be reached."""
     retry_limits = RetryLimits("step")

@@ -9,7 +9,7 @@ import os
 import socket
 import stat
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxd.cli.doctor.context import Check, DoctorContext
 from jaxd.cli.doctor.gpu import has_gpu
@@ -23,6 +23,10 @@ from jaxd_protocol.errors import (
 )
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import is_server_running
+
+if TYPE_CHECKING:
+    from jaxd.pool.routes import Pool
+    from jaxd_protocol.messages.pool_view import PoolMember
 
 _CONNECT_S = 5.0
 
@@ -70,7 +74,62 @@ def steps(context: DoctorContext) -> list[Check]:
     except JaxdError as error:
         return [*checks, Check(_failed_step(error), "bad", str(context.address), str(error))]
     checks.append(Check("connection", "ok", str(context.address)))
+    if context.address.is_pool:
+        return [*checks, *members(context)]
     return [*checks, versions(context, welcome), devices(context)]
+
+
+def members(context: DoctorContext) -> list[Check]:
+    """Which members a pool has, and how this process reaches each."""
+    from jaxd.dispatch.caller import Caller
+    from jaxd.pool.routes import Pool
+
+    caller = Caller(context.settings)
+    pool = Pool(context.settings, caller)
+    try:
+        pool.keeper.start()
+        found = sorted(pool.keeper.view.members.values(), key=lambda each: each.name)
+        checks = [_member(context, pool, each) for each in found]
+    except JaxdError as error:
+        return [Check("pool", "bad", "its director does not say what it has", str(error))]
+    finally:
+        pool.close()
+    ready = sum(each.state == "ready" for each in found)
+    told = f"{pool.keeper.view.pool}: {ready} of {len(found)} members take calls"
+    advice = "" if ready else "See: jaxd pool status"
+    return [Check("pool", "ok" if ready else "bad", told, advice), *checks]
+
+
+def _member(context: DoctorContext, pool: Pool, member: PoolMember) -> Check:
+    """How one member is reached: by itself, by a relay of the director, or not at all."""
+    from jaxd.pool.members import usable_addresses
+
+    name, found = f"member {member.name}", f"{member.state}, {member.load} calls"
+    if member.state in {"starting", "lost"}:
+        return Check(name, "note", member.state, "See: jaxd pool status")
+    failure = ""
+    for address in usable_addresses(member):
+        failure = _failure_at(context, address)
+        if not failure:
+            return Check(name, "ok", f"{found}, {address._replace(pin='')}")
+    failure = failure or f"none of its addresses is for this machine: {', '.join(member.addresses)}"
+    seen = pool.keeper.report_unreachable(member, failure)
+    if seen is not None and seen.address and not _failure_at(context, Address.parse(seen.address)):
+        found = f"{found}, by the director's relay"
+        return Check(name, "note", found, f"Calls take the longer way: {failure}")
+    advice = f"Calls go to other members. Open the way to it, or: jaxd pool drain {member.name}"
+    return Check(name, "bad", f"cannot be reached from here: {failure}", advice)
+
+
+def _failure_at(context: DoctorContext, address: Address) -> str:
+    """Why no server can be spoken with there; empty: one can."""
+    from jaxd.connection.connect import probe
+
+    try:
+        probe(address, context.settings)
+    except JaxdError as error:
+        return str(error)
+    return ""
 
 
 def _nothing_to_try() -> Check:

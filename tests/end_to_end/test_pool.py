@@ -1,0 +1,433 @@
+"""Calls on a pool: which member makes them, where values are, and what follows when one is gone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxd
+from jaxd import Client, connect
+from jaxd.cli.doctor.connection import steps
+from jaxd.cli.doctor.context import DoctorContext
+from jaxd.connection.settings import Settings
+from jaxd.errors import (
+    ConfigurationError,
+    NoServer,
+    ValueDeleted,
+    ValuesDied,
+)
+from jaxd.pool.caller import PoolCaller
+from jaxd.pool.routes import Pool
+from jaxd_protocol.network.pool_routing import ranked
+from tests.end_to_end.gates import Gate, advice, stop_when_run, wait_until
+from tests.end_to_end.pools import PoolHere
+from tests.server.in_process import InProcessServer
+
+LARGE = 1 << 15
+"""Numbers of four bytes that are too many to come home by themselves."""
+
+
+@pytest.fixture
+def pool(runtime: Path) -> Iterator[PoolHere]:
+    """Three members."""
+    found = PoolHere(runtime)
+    yield found
+    found.close()
+
+
+def double(x: Any) -> Any:
+    """What members compute."""
+    return 2 * x
+
+
+def routing(client: Client) -> Pool:
+    """How a client chooses members."""
+    caller = client.caller
+    assert isinstance(caller, PoolCaller)
+    return caller.session.pool
+
+
+def key_of(function: Any) -> bytes:
+    """The key of a persistent function."""
+    return bytes(function._binding.inspected_spec().key)
+
+
+def member_of(array: Any, pool: PoolHere) -> str:
+    """On which member an array is."""
+    return next(name for name, each in pool.members.items() if each.unix == array.fetcher.address)
+
+
+def on(pool: PoolHere, name: str, value: float = 1.0, size: int = LARGE) -> Any:
+    """An array on one member."""
+    made = pool.client.persistent_call(lambda: jnp.full(size, value)).on(member=name).remote()
+    assert member_of(made, pool) == name
+    return made
+
+
+# which member -------------------------------------------------------------------------------------
+
+
+def test_calls_of_a_function_go_to_the_first_member_for_its_key(pool: PoolHere) -> None:
+    """Whichever function: it is warm on one member, which every client finds by itself."""
+    expected: dict[str, int] = {}
+    for number in range(4):
+        function = pool.client.persistent_call(lambda x, number=number: x + number)
+        first = ranked(key_of(function), sorted(pool.members))[0]
+        expected[first] = expected.get(first, 0) + 2
+        assert function(1.0) == function(1.0) == 1.0 + number
+    assert pool.calls == expected
+
+
+def test_few_functions_move_when_a_member_comes_or_goes(pool: PoolHere) -> None:
+    """One of four members has a quarter of the functions; only these move."""
+    found = routing(pool.client)
+    keys = [number.to_bytes(16, "big") for number in range(2000)]
+    before = [found.of_key(key).member.name for key in keys]
+    pool.director.show("m3", pool.members["m0"].unix)
+    wait_until(lambda: len(found.routes().names) == 4)
+    after = [found.of_key(key).member.name for key in keys]
+    moved = [now for then, now in zip(before, after, strict=True) if then != now]
+    assert set(moved) == {"m3"}
+    assert len(moved) <= (1 / 4 + 0.05) * len(keys)
+    pool.director.remove("m3")
+    wait_until(lambda: len(found.routes().names) == 3)
+    assert [found.of_key(key).member.name for key in keys] == before
+
+
+def test_a_hot_function_is_made_on_further_members(pool: PoolHere) -> None:
+    """Those after the first for its key, as its own order has them, when that has too much."""
+    found, key = routing(pool.client), b"k" * 16
+    first, second, third = ranked(key, sorted(pool.members))
+    pool.director.show(first, load=4)
+    wait_until(lambda: found.routes().loads[first] == 4)
+    assert found.of_key(key).member.name == second
+    pool.director.show(second, load=4)
+    wait_until(lambda: found.routes().loads[second] == 4)
+    assert found.of_key(key).member.name == third
+    pool.director.show(third, load=4)
+    wait_until(lambda: found.routes().loads[third] == 4)
+    assert found.of_key(key).member.name == first
+
+
+def test_what_this_process_has_open_counts_at_once(pool: PoolHere, tmp_path: Path) -> None:
+    """The director has not said anything of the calls that make its first member busy."""
+    gate = Gate(tmp_path / "gate")
+
+    function = pool.client.persistent_call(stop_when_run(gate.path))
+    first = ranked(key_of(function), sorted(pool.members))[0]
+    future = function.submit(np.float32(-1.0))
+    with gate.reached():
+        assert routing(pool.client).of_key(key_of(function)).member.name != first
+    assert future.result(20) == 0.0
+
+
+def test_the_order_of_a_key_is_computed_once(
+    pool: PoolHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the load changes with each view."""
+    found = routing(pool.client)
+    asked: list[bytes] = []
+
+    def counting(key: bytes, *rest: Any) -> list[str]:
+        asked.append(key)
+        return ranked(key, *rest)
+
+    monkeypatch.setattr("jaxd.pool.routes.ranked", counting)
+    found.of_key(b"k" * 16)
+    pool.director.show("m0", load=1)
+    wait_until(lambda: found.routes().loads["m0"] == 1)
+    for _ in range(100):
+        found.of_key(b"k" * 16)
+    assert asked == [b"k" * 16]
+
+
+def test_a_call_goes_where_its_values_are(pool: PoolHere) -> None:
+    """Whichever member is the first for its function; its result stays there."""
+    double_ = pool.client.persistent_call(double)
+    for name in pool.members:
+        result = double_(on(pool, name))
+        assert member_of(result, pool) == name
+        assert float(result[0]) == 2.0
+
+
+def test_the_smaller_of_values_on_two_members_moves(pool: PoolHere) -> None:
+    """To where the larger one is."""
+    add = pool.client.persistent_call(lambda a, b: a[: b.size] + b)
+    for large, small in (("m0", "m1"), ("m2", "m0")):
+        a, b = on(pool, large, 1.0, 2 * LARGE), on(pool, small, 2.0)
+        for result in (add(a, b), add.submit(a, b).result()):
+            assert member_of(result, pool) == large
+            assert float(result[0]) == 3.0
+
+
+def test_a_function_runs_on_the_member_that_is_named(pool: PoolHere) -> None:
+    """Also what is derived of it; its values go there."""
+    square = pool.client.persistent_call(lambda x: jnp.sum(x * x))
+    x = on(pool, "m1", 3.0)
+    before = pool.calls
+    assert float(square.on(member="m2")(x)) == 9.0 * LARGE
+    assert float(square.on(member="m2").grad()(x)[0]) == 6.0
+    after = pool.calls
+    assert after.get("m2", 0) - before.get("m2", 0) == 2
+    assert {**after, "m2": 0} == {**before, "m2": 0}
+
+
+def test_a_member_that_is_not_there_is_an_error_that_names_those_that_are(pool: PoolHere) -> None:
+    """And on a server that is no pool, none can be named."""
+    double_ = pool.client.persistent_call(double)
+    with pytest.raises(NoServer, match="no m9; its members are m0, m1, m2") as caught:
+        double_.on(member="m9")(1.0)
+    assert "jaxd pool status" in advice(caught.value)
+    with (
+        connect(pool.members["m0"].unix) as single,
+        pytest.raises(ConfigurationError, match="is for a pool"),
+    ):
+        single.persistent_call(double).on(member="m0")(1.0)
+
+
+def test_map_fills_all_members_and_keeps_the_order(pool: PoolHere) -> None:
+    """Whichever function it is; no member has more than a third of the calls by much."""
+    double_ = pool.client.persistent_call(double)
+    assert [float(y) for y in double_.map(range(300))] == [2.0 * x for x in range(300)]
+    calls = pool.calls
+    assert set(calls) == set(pool.members)
+    assert max(calls.values()) < 150
+
+
+def test_map_on_an_array_that_is_on_all_members_fills_all(pool: PoolHere) -> None:
+    """It moves to none of them."""
+    weights = pool.client.put(np.ones(LARGE, np.float32), replicate=True)
+    score = pool.client.persistent_call(lambda weights, x: (weights * x).sum())
+    found = [float(y) for y in score.map([weights] * 90, range(90))]
+    assert found == [float(LARGE * x) for x in range(90)]
+    assert min(pool.calls.values()) > 15
+    assert len(pool.calls) == 3
+
+
+def test_why_says_which_member_and_by_which_rule(pool: PoolHere) -> None:
+    """For a key, for values, and where a member is named."""
+    double_ = pool.client.persistent_call(double)
+    first, second, _ = ranked(key_of(double_), sorted(pool.members))
+    assert double_.why(1.0).place == f"server: on member {first}, the first of 3 for its key"
+    x = on(pool, second)
+    assert double_.why(x).place == f"server: on member {second}, which has its values"
+    named = double_.on(member=second).why(1.0)
+    assert named.place == f"server: on member {second}, which on(member=…) names"
+    pool.director.show(first, load=9)
+    found = routing(pool.client)
+    wait_until(lambda: found.routes().loads[first] == 9)
+    assert f"as {first} has 9 of the 9 calls" in str(double_.why(1.0))
+
+
+def test_a_process_without_a_pool_imports_nothing_of_it(in_process_server: InProcessServer) -> None:
+    """Neither at import nor in a call."""
+    from tests.live_server import run_client, source_environment
+
+    program = (
+        "import jaxd, sys\n"
+        "print(jaxd.persistent_call(lambda x: x + 1)(1.0))\n"
+        "print([name for name in sys.modules if 'pool' in name and 'jaxd' in name])\n"
+    )
+    folder = Path(in_process_server.unix.removeprefix("unix://")).parent
+    environment = source_environment(folder, JAXD_SERVER=in_process_server.unix)
+    done = run_client(program, environment=environment)
+    assert done.stdout.split() == ["2.0", "[]"], done.stderr
+
+
+# values -------------------------------------------------------------------------------------------
+
+
+def test_an_array_on_all_members_moves_to_none_and_outlives_one(pool: PoolHere) -> None:
+    """The copy of a member is used by the calls on it; what is left is used when one dies."""
+    x = pool.client.put(np.ones(LARGE, np.float32), replicate=True)
+    total = pool.client.persistent_call(lambda x, bias: x.sum() + bias)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jaxd.interop.remote_array.RemoteArray.fetch", lambda *_, **__: 1 / 0)
+        for name in pool.members:
+            assert float(total.on(member=name)(x, 1.0)) == LARGE + 1
+    pool.kill(member_of(x, pool))
+    assert float(total(x, 1.0)) == LARGE + 1
+    pool.kill(member_of(x, pool))
+    np.testing.assert_array_equal(jaxd.get(x), np.ones(LARGE, np.float32))
+    assert float(total(x, 2.0)) == LARGE + 2
+
+
+def test_a_name_is_found_on_whichever_member_it_is(pool: PoolHere) -> None:
+    """And forgotten there."""
+    pool.client.put(np.arange(3.0), name="numbers")
+    with connect(pool.director.pool) as other:
+        found = other.named("numbers")
+        np.testing.assert_array_equal(np.asarray(found), np.arange(3.0))
+        assert other.forget("numbers")
+        assert not other.forget("numbers")
+        with pytest.raises(ValueDeleted):
+            other.named("numbers")
+
+
+def test_statistics_are_those_of_all_members(pool: PoolHere) -> None:
+    """Their numbers are added up."""
+    double_ = pool.client.persistent_call(double)
+    for name in pool.members:
+        double_.on(member=name)(1.0)
+    assert pool.client.statistics().calls == 3
+
+
+def test_clear_has_all_members_forget(pool: PoolHere) -> None:
+    """The programs are counted."""
+    double_ = pool.client.persistent_call(double)
+    for name in pool.members:
+        double_.on(member=name)(1.0)
+    assert double_.clear() == 3
+
+
+# members that go ----------------------------------------------------------------------------------
+
+
+def test_values_of_a_dead_member_are_lost_and_calls_go_on(pool: PoolHere) -> None:
+    """What needs them says so, with the name of the member; everything else is made elsewhere."""
+    double_ = pool.client.persistent_call(double)
+    first = ranked(key_of(double_), sorted(pool.members))[0]
+    x, y = on(pool, first), double_(1.0)
+    pool.kill(first)
+    with pytest.raises(ValuesDied, match=f"arrays on {first}, a member of the pool, died with it"):
+        double_(x)
+    with pytest.raises(ValuesDied, match=f"arrays on {first}"):
+        jaxd.get(x)
+    assert y == double_(1.0) == 2.0
+    assert [float(each) for each in double_.map(range(50))] == [2.0 * each for each in range(50)]
+
+
+def test_a_member_that_stops_refuses_a_call_which_another_one_makes(pool: PoolHere) -> None:
+    """Before the director knows of it."""
+    double_ = pool.client.persistent_call(double)
+    first = ranked(key_of(double_), sorted(pool.members))[0]
+    assert double_(1.0) == 2.0
+    pool.members[first].parts._worker_context.pipeline.admission.drain()
+    assert double_(2.0) == 4.0
+    assert double_.submit(3.0).result() == 6.0
+    assert len(pool.calls) == 2
+
+
+def test_a_member_that_drains_gets_calls_on_its_values_only(pool: PoolHere) -> None:
+    """Until nothing is held there; then it has no connection to this process."""
+    double_ = pool.client.persistent_call(double)
+    first = ranked(key_of(double_), sorted(pool.members))[0]
+    x = on(pool, first)
+    before = pool.calls[first]
+    pool.director.show(first, state="draining")
+    wait_until(lambda: first not in routing(pool.client).routes().names)
+    assert double_(1.0) == 2.0
+    assert list(double_.map(range(40)))[39] == 78
+    assert pool.calls[first] == before
+    x = double_(x)
+    assert pool.calls[first] == before + 1
+    status = pool.members[first].parts.status
+    assert status.now()["connections"] == 1
+    del x
+    wait_until(lambda: status.now()["connections"] == 0)
+
+
+def test_calls_go_on_when_the_director_is_gone(pool: PoolHere) -> None:
+    """With the members that are known, and without one that dies then."""
+    double_ = pool.client.persistent_call(double)
+    first = ranked(key_of(double_), sorted(pool.members))[0]
+    assert double_(1.0) == 2.0
+    pool.director.close()
+    wait_until(lambda: routing(pool.client).keeper.failure is not None)
+    assert double_(2.0) == 4.0
+    pool.kill(first)
+    assert double_(3.0) == 6.0
+
+
+def test_a_pool_without_members_says_what_they_are_doing(
+    pool: PoolHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And how to look at it."""
+    monkeypatch.setattr("jaxd.pool.routes._LOST_S", 0.1)
+    double_ = pool.client.persistent_call(double)
+    for name, state in zip(pool.members, ("lost", "draining", "lost"), strict=True):
+        pool.director.show(name, state=state)
+    wait_until(lambda: not routing(pool.client)._routes.names)
+    with pytest.raises(NoServer, match="m0 is lost; m1 is draining; m2 is lost") as caught:
+        double_(1.0)
+    assert "jaxd doctor --server" in str(caught.value)
+
+
+def test_a_member_out_of_reach_is_named_and_calls_go_elsewhere(
+    pool: PoolHere, runtime: Path
+) -> None:
+    """`jaxd doctor` says which, and what to do."""
+    away = f"unix://{runtime}/nobody"
+    for name in ("m0", "m1"):
+        pool.director.show(name, addresses=(away,), epoch=2)
+    found = routing(pool.client)
+    wait_until(lambda: found.member("m1").epoch == 2)  # type: ignore[union-attr]
+    functions = [pool.client.persistent_call(lambda x, n=n: x + n) for n in range(4)]
+    assert [each(1.0) for each in functions] == [1.0, 2.0, 3.0, 4.0]
+    assert set(pool.calls) == {"m2"}
+    checks = steps(DoctorContext(Settings.resolve(pool.director.pool)))
+    about = {each.name: each for each in checks}
+    assert about["member m2"].state == "ok"
+    assert about["member m1"].state == "bad"
+    assert away in about["member m1"].found
+    assert "jaxd pool drain m1" in about["member m1"].advice
+    assert about["pool"].found == "lab: 3 of 3 members take calls"
+
+
+def test_a_member_that_is_started_again_is_used_again(pool: PoolHere) -> None:
+    """With another session; values of the one before are lost."""
+    double_ = pool.client.persistent_call(double)
+    first = ranked(key_of(double_), sorted(pool.members))[0]
+    x = on(pool, first)
+    pool.kill(first)
+    assert double_(1.0) == 2.0
+    again = InProcessServer()
+    try:
+        pool.director.show(first, addresses=(again.unix,), epoch=2)
+        wait_until(lambda: first in routing(pool.client).routes().names)
+        assert double_(2.0) == 4.0
+        assert again.counters.snapshot()["calls"] == 1
+        with pytest.raises(ValuesDied):
+            double_(x)
+        pool.client.close()
+    finally:
+        again.close()
+
+
+# who may ------------------------------------------------------------------------------------------
+
+
+def test_an_address_of_a_server_is_none_of_a_pool_and_the_reverse(
+    in_process_server: InProcessServer, pool: PoolHere
+) -> None:
+    """Each error names the address to use."""
+    with pytest.raises(ConfigurationError, match=f"Use {in_process_server.unix} as its address"):
+        connect(f"pool+{in_process_server.unix}")
+    for options in ({"verify": True}, {"place": "here"}):
+        with pytest.raises(ConfigurationError, match="are for one server"):
+            connect(pool.director.pool, **options)
+
+
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning", "ignore:.*fork:DeprecationWarning")
+def test_the_child_of_a_fork_uses_the_pool_with_sessions_of_its_own(pool: PoolHere) -> None:
+    """And the parent goes on with those that it has."""
+    double_ = pool.client.persistent_call(double)
+    assert double_(1.0) == 2.0
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        with suppress(BaseException):
+            os.write(write, str(float(double_(2.0))).encode())
+        os._exit(0)
+    os.close(write)
+    os.waitpid(child, 0)
+    assert os.read(read, 100) == b"4.0"
+    os.close(read)
+    assert double_(3.0) == 6.0
