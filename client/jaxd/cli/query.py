@@ -65,8 +65,22 @@ def positive_int(text: str) -> int:
 
 def server_address(server: str | None) -> Address:
     """The server that was named, else the local one, whether it runs or not."""
-    named = Settings.resolve(server=server).server
+    named = one_server(Settings.resolve(server=server)).server
     return named or Address.unix(LocalServerFiles.of_this_environment().socket)
+
+
+def one_server(settings: Settings) -> Settings:
+    """The settings, where they name a server and not a pool.
+
+    Raises:
+        ConfigurationError: when they name a pool.
+    """
+    if settings.server is not None and settings.server.is_pool:
+        raise ConfigurationError(
+            f"{settings.server} is a pool, and this command is about one server. Use the address "
+            "of a member (jaxd pool status --json has them), or jaxd pool."
+        )
+    return settings
 
 
 def control_socket_of(address: Address) -> str:
@@ -93,9 +107,11 @@ def ask_server(server: str | None, verb: str, *args: Any) -> ServerReport:
 
     Raises:
         NoServer: when none runs.
+        ConfigurationError: when it is a pool.
         JaxdError: when it does not answer.
     """
-    with Client(running_server(Caller(Settings.resolve(server=server)))) as client:
+    settings = one_server(Settings.resolve(server=server))
+    with Client(running_server(Caller(settings))) as client:
         report = client.caller.session.ask(verb, *args)
         return {"server": str(client.caller.session.address), **report}
 

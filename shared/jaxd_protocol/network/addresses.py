@@ -87,7 +87,9 @@ class Address(NamedTuple):
         director = _POOL.match(text.strip())
         if director is not None:
             place = text.strip()[director.end() :]
-            return cls.parse(f"{director[1] or 'tls'}://{place}")._replace(is_pool=True)
+            way = director[1]
+            found = cls.parse(f"{way}://{place}") if way else cls._parse_tls(text, place)
+            return found._replace(is_pool=True)
         scheme, separator, rest = text.strip().partition("://")
         if separator and scheme == "tls" and rest:
             return cls._parse_tls(text, rest)

@@ -44,6 +44,15 @@ def test_a_server_that_was_named_is_meant(runtime: Path) -> None:
     assert server_address(str(address)) == address
 
 
+@pytest.mark.parametrize("command", ["functions", "status"])
+def test_a_pool_is_not_one_server(
+    command: str, runtime: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The error says which address to use, and asks nobody."""
+    assert main([command, "--server", f"pool+unix://{runtime}/d.sock"]) != 0
+    assert "is a pool, and this command is about one server" in capsys.readouterr().err
+
+
 def test_without_a_name_it_is_the_local_one(runtime: Path) -> None:
     """The one of this environment."""
     files = LocalServerFiles.of_this_environment()

@@ -26,6 +26,12 @@ from jaxd_protocol.network.addresses import DEFAULT_TCP_PORT, Address
         ("ssh://h/run/s?uid=0", Address("ssh", "h", 0, "/run/s", uid=0)),
         ("ssh://h?uid=999", Address("ssh", "h", uid=999)),
         ("ssh://ann@[fe80::1]:22", Address("ssh", "fe80::1", 22, "", "ann")),
+        (
+            f"pool://tls:99#sha256={'0a' * 32}",
+            Address.tls("tls", 99, "0a" * 32)._replace(is_pool=True),
+        ),
+        ("pool+unix:///run/s?uid=9", Address("unix", path="/run/s", uid=9, is_pool=True)),
+        ("pool+tcp://h:1", Address("tcp", "h", 1, is_pool=True)),
     ],
 )
 def test_an_address_is_read_and_written(text: str, address: Address) -> None:
@@ -55,6 +61,7 @@ NO_ADDRESSES = [
     "ssh://$(x)", "ssh://a;b@h",
     "tcp://h:1?insecure", "tcp://h:1?insecure=0", "tcp://h:1?", "tcp://h:1?uid=1",
     "unix:///s?", "unix:///s?uid=", "unix:///s?uid=ann", "unix:///s?insecure=1",
+    "pool://", "pool+ssh://h", "pool+tls://h:1", "pool+pool://h:1",
     "unix:///s?uid=-1", "unix:///s?uid=4294967296", "ssh://h?x", "tls://h:1?insecure=1",
 ]  # fmt: skip
 

@@ -22,7 +22,13 @@ from jaxd.api.recording import OUTER, TRACE_VARIABLE, fetched, server_rows
 from jaxd.api.why import running_server
 from jaxd.cli.child_program import run_program
 from jaxd.cli.lockfile import check_writable
-from jaxd.cli.query import add_query_options, add_server_option, positive_int, print_report
+from jaxd.cli.query import (
+    add_query_options,
+    add_server_option,
+    one_server,
+    positive_int,
+    print_report,
+)
 from jaxd.connection.settings import Settings
 from jaxd.dispatch.caller import Caller
 from jaxd_protocol import __version__
@@ -106,7 +112,7 @@ def _profiling(arguments: argparse.Namespace, recording: Recording) -> Iterator[
     if arguments.xla is None:
         yield
         return
-    with Client(Caller(Settings.resolve(server=arguments.server))) as client:
+    with Client(Caller(one_server(Settings.resolve(server=arguments.server)))) as client:
         client.caller.session.request("profile", ("start", arguments.xla))
     try:
         yield
@@ -223,7 +229,7 @@ class Recording:
     def add_xla(self, server: str | None) -> None:
         """Adds the events of XLA's profile."""
         try:
-            with Client(Caller(Settings.resolve(server=server))) as client:
+            with Client(Caller(one_server(Settings.resolve(server=server)))) as client:
                 files = _profile_files(client)
             self.xla = next(
                 (_xla_events(data) for name, data in files if name.endswith(".trace.json.gz")), []
@@ -556,7 +562,9 @@ class Profile:
             ConfigurationError: when the files cannot be written.
         """
         seconds = min(arguments.seconds, MAX_PROFILE_S)
-        with Client(running_server(Caller(Settings.resolve(server=arguments.server)))) as client:
+        with Client(
+            running_server(Caller(one_server(Settings.resolve(server=arguments.server))))
+        ) as client:
             client.caller.session.request("profile", ("start", seconds + 1))
             with suppress(KeyboardInterrupt):
                 time.sleep(seconds)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jaxd.api.client import Client
 from jaxd.cli.child_program import handling_interrupts, run_program
-from jaxd.cli.query import add_query_options, print_json
+from jaxd.cli.query import add_query_options, one_server, print_json
 from jaxd.connection.settings import Settings
 from jaxd.dispatch.caller import Caller
 from jaxd.events.progress import Progress
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 @contextmanager
 def _client(server: str | None) -> Iterator[Client]:
-    settings = Settings.resolve(server=server)
+    settings = one_server(Settings.resolve(server=server))
     if settings.inline:
         raise NoServer(
             "JAXD_INLINE=1 means that no server is used, so there is none to be warmed. Unset "
