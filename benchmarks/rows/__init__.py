@@ -7,6 +7,7 @@ from benchmarks.rows.executables import BESIDE_BUILDS, DISPATCH, RESTART
 from benchmarks.rows.fresh import FRESH_PROCESS, FRESH_SCALAR
 from benchmarks.rows.here import HERE_FRESH, HERE_PROGRAMS, HERE_TINY, HERE_TRAINING
 from benchmarks.rows.key import KEY
+from benchmarks.rows.pool import POOL
 from benchmarks.rows.small import IN_FLIGHT, SMALL_CALL, WATCHED
 from benchmarks.rows.training import TRAINING, TRAINING_BYTES, TRAINING_KINDS, TRAINING_ONE_THREAD
 from benchmarks.rows.transfer import FETCH, TRANSFERS
@@ -33,4 +34,5 @@ ROWS: tuple[Row, ...] = (
     HERE_TRAINING,
     HERE_TINY,
     HERE_PROGRAMS,
+    *POOL,
 )
