@@ -32,7 +32,8 @@ PACKAGES = {
     "jaxd_server": ROOT / "server" / "jaxd_server",
 }
 
-MOST_FILES = 451
+MOST_FILES = 457
+MOST_ENTRIES = 15
 """At the top of each package, whatever they are."""
 MOST_IN_A_FOLDER = 16
 """Python files of one folder, its `__init__.py` among them."""
