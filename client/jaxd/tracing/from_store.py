@@ -28,11 +28,11 @@ from jaxd.events.output import OUTPUT_EVENTS, OutputPrinter
 from jaxd.events.progress import Progress
 from jaxd.events.warnings import WarningQueue
 from jaxd.interop.jax_runtime import import_jax, runs_here
-from jaxd.interop.local_programs import LocalProgram, calls_here
+from jaxd.interop.local_programs import LocalProgram, Taken, calls_here
 from jaxd.request.array_specs import encode_specs
 from jaxd.request.function_snapshot import ELSEWHERE
 from jaxd.request.process_answers import confirmed
-from jaxd.tracing.here import LocalCalls, Taken, structure_of_result
+from jaxd.tracing.here import LocalCalls, structure_of_result
 from jaxd_protocol.base.process import reset_after_fork
 from jaxd_protocol.errors import NoServer, StoreWarning
 from jaxd_protocol.jax_objects.program_bytes import load_compiled
@@ -222,7 +222,9 @@ class StoreCalls:
             spec = snapshots.pinned_spec(spec, skeleton, config)
             local: LocalCalls = spec.local or LocalCalls(spec)
             spec.local = local
-            found = local.found.get(skeleton) or self._found(snapshots, spec, skeleton)
+            known = local.found.get(skeleton)
+            found = known if isinstance(known, Taken | str) else None
+            found = found or self._found(snapshots, spec, skeleton)
             if found is not None:
                 local.found[skeleton] = found
                 return local, found
