@@ -158,6 +158,33 @@ def test_an_edit_is_another_program(client: Client, plain: Client, edit: Edit) -
     here.wait_for_programs()
 
 
+def test_a_change_before_the_key_is_built_is_noticed(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then nothing guards what the trace has read: the second call waits for that."""
+    may_build = threading.Event()
+    build, settle = own_misses.OwnMisses._built, here.LocalCalls.settle
+
+    def built_late(self: Any, miss: Any) -> str:
+        assert may_build.wait(30)
+        return build(self, miss)
+
+    def settled_late(self: Any, skeleton: bytes) -> None:
+        may_build.set()
+        settle(self, skeleton)
+
+    monkeypatch.setattr(own_misses.OwnMisses, "_built", built_late)
+    monkeypatch.setattr(here.LocalCalls, "settle", settled_late)
+    monkeypatch.setenv("JAXD_TEST_LATE", "2")
+    function = client.persistent_call(lambda x: x * float(os.path.expandvars("$JAXD_TEST_LATE")))
+    try:
+        same(function(X), jnp.asarray(X * 2))
+        monkeypatch.setenv("JAXD_TEST_LATE", "5")
+        same(jnp.asarray(function(X)), jnp.asarray(X * 5))
+    finally:
+        may_build.set()
+
+
 @pytest.mark.parametrize(
     "context",
     [
@@ -362,6 +389,18 @@ def test_what_cannot_be_packed_runs_here(
     function = client.persistent_call(make())
     for _ in range(3):
         same(settled(function, X), jnp.asarray(X * factor))
+
+
+def test_arrays_that_are_closed_over(client: Client, plain: Client) -> None:
+    """Of jax and of numpy: constants of the program, at either end."""
+    of_jax, of_numpy = jnp.full((2, 3), 52.0, "f4"), np.full((2, 3), 0.5, "f4")
+
+    def told(x: Any) -> Any:
+        return jax.jit(lambda y: y * of_jax)(x) + of_jax[0] * of_numpy
+
+    for function in (client.persistent_call(told), plain.persistent_call(told)):
+        for _ in range(3):
+            same(jnp.asarray(settled(function, X)), jnp.asarray(X * 52 + 26))
 
 
 def test_an_error_of_the_function_is_its_own(client: Client) -> None:
