@@ -108,11 +108,13 @@ class LoweredHere(NamedTuple):
 
 @contextmanager
 def _calls_inside() -> Iterator[None]:
+    _inside.begin()
     token = _keeps_calls.set(True)
     try:
         yield
     finally:
         _keeps_calls.reset(token)
+        _inside.end()
 
 
 def jitted_here(spec: FunctionSpec) -> Any:
@@ -309,7 +311,49 @@ def _mute_loggers() -> None:
     logging.Logger.callHandlers = call_handlers  # type: ignore[assignment,method-assign]
 
 
-_CALLS_INSIDE: Final = "_jaxd_calls_inside"
+class _Inside:
+    """What calls of persistent functions become while one is traced here. Thread-safe.
+
+    At other times their class is as it was: no call takes longer for it.
+    """
+
+    def __init__(self) -> None:
+        self._calls: dict[type[FunctionWrapper], tuple[Any, Any]] = {}  # the plain one, and ours
+        self._running = 0
+        self.after_fork()
+        reset_after_fork(self)
+
+    def after_fork(self) -> None:
+        """In the child of a fork: a thread of the parent may have held the lock."""
+        self._lock = threading.Lock()  # guards both
+
+    def add(self, wrapper: type[FunctionWrapper]) -> None:
+        """Adds a class of persistent functions."""
+        with self._lock:
+            if wrapper not in self._calls:
+                self._calls[wrapper] = wrapper.__call__, _staying_inside(wrapper.__call__)
+                self._put(int(self._running > 0))
+
+    def begin(self) -> None:
+        """One more thread traces."""
+        with self._lock:
+            self._running += 1
+            if self._running == 1:
+                self._put(1)
+
+    def end(self) -> None:
+        """It is done."""
+        with self._lock:
+            self._running -= 1
+            if not self._running:
+                self._put(0)
+
+    def _put(self, which: int) -> None:
+        for wrapper, calls in self._calls.items():
+            wrapper.__call__ = calls[which]  # type: ignore[method-assign]
+
+
+_inside: Final = _Inside()
 
 
 def keep_calls_inside(wrapper: type[FunctionWrapper]) -> None:
@@ -317,10 +361,10 @@ def keep_calls_inside(wrapper: type[FunctionWrapper]) -> None:
 
     As on the server: see `jaxd_protocol.jit.nested`.
     """
-    plain: Any = wrapper.__call__
-    if hasattr(plain, _CALLS_INSIDE):
-        return
+    _inside.add(wrapper)
 
+
+def _staying_inside(plain: Any) -> Any:
     @functools.wraps(plain)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if _keeps_calls.get():
@@ -331,5 +375,4 @@ def keep_calls_inside(wrapper: type[FunctionWrapper]) -> None:
             hide_own_frames(error)  # this one is there as well
             raise
 
-    setattr(call, _CALLS_INSIDE, True)
-    wrapper.__call__ = call  # type: ignore[method-assign]
+    return call
