@@ -30,10 +30,12 @@ def say(*values):
     print(json.dumps([*map(float, values), own.loaded, own.built, calls_here.count]), flush=True)
 """
 STEP = f"""{HEAD}
+NAMES = ["STORE_RATE"]  # known when it is traced: not to the walk
+
 @jaxd.persistent_call
 def step(x):
     import os
-    return x * 2 + float(os.environ.get("STORE_RATE", "0"))
+    return x * 2 + sum(float(os.environ.get(name, "0")) for name in NAMES)
 """
 PROGRAM = f"""{STEP}
 say(step(jnp.float32(1)), step(jnp.float32(1)))
@@ -103,12 +105,13 @@ def test_a_server_and_a_process_without_one_share_a_store(
 
 
 CHANGES = f"""{HEAD}
+NAMES = ["STORE_RATE"]
 rate = 1.0
 
 @jaxd.persistent_call
 def step(x):
     import os
-    return x * rate + float(os.environ.get("STORE_RATE", "0"))
+    return x * rate + sum(float(os.environ.get(name, "0")) for name in NAMES)
 
 found = [step(jnp.float32(1))]
 os.environ["STORE_RATE"] = "3"

@@ -507,8 +507,10 @@ class PersistentFunction(
         caller = binding.find_caller()
         if caller is None:
             own = self._store_calls()
-            found = own and own[0].warm(binding.snapshots, own[1], args, kwargs)
-            return found or self._inlined().warm(args, kwargs)
+            if own is None:
+                return self._inlined().warm(args, kwargs)
+            found = own[0].warm(binding.snapshots, own[1], args, kwargs)
+            return found or self._fallbacks().run(lambda here: here.warm(args, kwargs), None)
         from jaxd.dispatch import warm
 
         return self._attempt(
@@ -695,11 +697,13 @@ class PersistentFunction(
 
     def _call_inline(self, *args: Any, **kwargs: Any) -> Any:
         own = self._store_calls()
-        if own is not None:
-            result = self._binding.run_here(*own, args, kwargs)
-            if result is not ELSEWHERE:
-                return result
-        return self._inlined()(*args, **kwargs)
+        if own is None:
+            return self._inlined()(*args, **kwargs)
+        result = self._binding.run_here(*own, args, kwargs)
+        if result is not ELSEWHERE:
+            return result
+        # the function as it is now, as with programs of the store
+        return self._fallbacks().run(lambda here: here(*args, **kwargs), None)
 
     def _store_calls(self) -> tuple[StoreCalls, Config] | None:
         """What runs its calls with programs of a store, and the configuration of this moment.
@@ -734,6 +738,10 @@ class PersistentFunction(
         is_plain: bool = False,
     ) -> LocalRun | None:
         """The run in this process that follows a failed call; see `Fallback.after`."""
+        return self._fallbacks().after(caller, error, call, is_plain=is_plain)
+
+    def _fallbacks(self) -> Fallback:
+        """Its runs under `jax.jit` in this process, each version of it by itself."""
         if self._fallback is None:
             from jaxd.tracing.fallback import Fallback  # few calls fail
 
@@ -742,7 +750,7 @@ class PersistentFunction(
             self._fallback = Fallback(
                 function, options, settings, snapshots, repeats_raised=repeats
             )
-        return self._fallback.after(caller, error, call, is_plain=is_plain)
+        return self._fallback
 
     def _attempt(
         self,

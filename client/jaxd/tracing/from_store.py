@@ -30,7 +30,7 @@ from jaxd.events.warnings import WarningQueue
 from jaxd.interop.jax_runtime import import_jax, runs_here
 from jaxd.interop.local_programs import LocalProgram, Taken, calls_here
 from jaxd.request.array_specs import encode_specs
-from jaxd.request.function_snapshot import ELSEWHERE
+from jaxd.request.function_snapshot import ELSEWHERE, Refused, WalkRefusal
 from jaxd.request.process_answers import confirmed
 from jaxd.tracing.here import LocalCalls, structure_of_result
 from jaxd_protocol.base.process import reset_after_fork
@@ -198,8 +198,14 @@ class StoreCalls:
         if self._is_off or runs_here():
             return None
         try:
+            if snapshots.refusal is not None:
+                snapshots.refusal.check()
+                snapshots.refusal = None
             return snapshots.spec(config)
-        except Exception:  # noqa: BLE001  what has no key runs as any function of jax
+        except Refused:
+            return None
+        except Exception as error:  # noqa: BLE001  what has no key runs as any function of jax
+            snapshots.refusal = WalkRefusal(str(error))  # and is not walked at each call
             return None
 
     def _taken(

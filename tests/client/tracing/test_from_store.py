@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import pytest
 
 from jaxd import persistent_call
+from jaxd.request.function_snapshot import SnapshotCache
 from jaxd.tracing import from_store
-from jaxd_protocol.errors import ConfigurationError, StoreWarning
+from jaxd_protocol.errors import ConfigurationError, PackingError, StoreWarning
 from jaxd_protocol.messages.recipes import NotOffered
 
 
@@ -92,3 +93,31 @@ def test_a_store_that_cannot_be_opened_is_warned_of_once(use: Use) -> None:
     with pytest.warns(StoreWarning, match="plain jax.jit: it needs fsspec") as found:
         assert [float(persistent_call(lambda x: x * 2)(x)) for x in (1.0, 2.0)] == [2.0, 4.0]
     assert (tried, len(found)) == (["/shared"], 1)
+
+
+def test_what_runs_under_jit_is_the_function_as_it_is(use: Use) -> None:
+    """As with a program of the store: a change of what it reads counts at the next call."""
+    use(lambda _: FakePrograms(lambda: NotOffered("it calls back")))
+    scale = {"by": 2.0}
+    scaled = persistent_call(lambda x: x * scale["by"])
+    assert float(scaled(1.0)) == 2.0
+    scale["by"] = 3.0
+    assert float(scaled(1.0)) == 3.0
+
+
+def test_what_cannot_be_walked_is_not_walked_at_each_call(
+    use: Use, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs as any function of jax."""
+    programs = FakePrograms(lambda: NotOffered("it is not there"))
+    use(lambda _: programs)
+    walks: list[None] = []
+
+    def refused(*_: Any) -> Any:
+        walks.append(None)
+        raise PackingError("it reaches a socket.")
+
+    monkeypatch.setattr(SnapshotCache, "spec", refused)
+    double = persistent_call(lambda x: x * 2)
+    assert [float(double(x)) for x in (1.0, 2.0, 3.0)] == [2.0, 4.0, 6.0]
+    assert (len(walks), programs.asked) == (1, [])

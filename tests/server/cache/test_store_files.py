@@ -269,6 +269,15 @@ def test_one_at_a_time_holds_a_lease(
     assert objects(url) == {}
 
 
+def test_two_never_take_the_same_lease(open_: Open, url: str) -> None:
+    """Also where both have found none."""
+    one, other = (UrlFiles(url, TARGET, {}) for _ in range(2))
+    stem = f"{one.directory.folder}/leases/{NAME.hex()}."
+    assert one.take(stem, 0) is not None
+    assert other.take(stem, 0) is None
+    assert other.take(stem, 1) is not None
+
+
 def test_a_lease_that_nobody_touches_is_taken_over(
     open_: Open, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
