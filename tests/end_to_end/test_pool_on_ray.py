@@ -308,7 +308,8 @@ def test_a_director_that_dies_is_replaced_and_clients_go_on(pool: RayPool) -> No
         assert "arrays of clients would be lost with m1" in refused.stderr
         assert client.get(value).sum() == 6.0
         del value
-    pool.wait_for(lambda found: found["m1"]["values"] == 0)
+        client.statistics()  # which takes along that the value is not needed
+        pool.wait_for(lambda found: found["m1"]["values"] == 0)
 
 
 def test_a_drained_member_ends_and_another_takes_its_place(pool: RayPool) -> None:
