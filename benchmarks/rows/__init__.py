@@ -8,8 +8,14 @@ from benchmarks.rows.fresh import FRESH_PROCESS, FRESH_SCALAR
 from benchmarks.rows.here import HERE_FRESH, HERE_PROGRAMS, HERE_TINY, HERE_TRAINING
 from benchmarks.rows.key import KEY
 from benchmarks.rows.pool import POOL
-from benchmarks.rows.small import IN_FLIGHT, SMALL_CALL, WATCHED
-from benchmarks.rows.training import TRAINING, TRAINING_BYTES, TRAINING_KINDS, TRAINING_ONE_THREAD
+from benchmarks.rows.small import IN_FLIGHT, SMALL_CALL, SMALL_RECOVERY, WATCHED
+from benchmarks.rows.training import (
+    TRAINING,
+    TRAINING_BYTES,
+    TRAINING_KINDS,
+    TRAINING_ONE_THREAD,
+    TRAINING_RECOVERY,
+)
 from benchmarks.rows.transfer import FETCH, TRANSFERS
 from benchmarks.rows.trees import TREES
 
@@ -18,12 +24,14 @@ ROWS: tuple[Row, ...] = (
     FRESH_SCALAR,
     SMALL_CALL,
     IN_FLIGHT,
+    SMALL_RECOVERY,
     WATCHED,
     *TREES,
     *TRANSFERS,
     FETCH,
     TRAINING,
     TRAINING_ONE_THREAD,
+    TRAINING_RECOVERY,
     *TRAINING_KINDS,
     TRAINING_BYTES,
     KEY,

@@ -42,6 +42,18 @@ def _peer(
 
 _JAXD = ("jaxd", "jax")
 
+
+def _recovering(seconds: str) -> Callable[[BenchmarkRun], Sampler]:
+    """As `_jaxd("small")`, by a client with that `JAXD_SNAPSHOT_S`."""
+
+    def start(run: BenchmarkRun) -> Sampler:
+        address = run.own_server().unix
+        driver = run.driver("benchmarks.drivers.jaxd_calls", address, JAXD_SNAPSHOT_S=seconds)
+        return _sampler(driver, "small", run.sizes.calls)
+
+    return start
+
+
 SMALL_CALL = Row(
     name="small",
     title="Small call, warm, Unix socket, p50",
@@ -134,6 +146,22 @@ WATCHED = Row(
             over=("watched",),
             under=("unwatched",),
             target=Target("at most", 1.01),
+        ),
+    ),
+)
+
+SMALL_RECOVERY = Row(
+    name="small-recovery",
+    title="Small call, warm, where arrays die with their worker and where they are made again",
+    variants=(
+        Variant("off", _recovering("0"), needs=_JAXD),
+        Variant("by default", _recovering(""), needs=_JAXD),
+        Variant("JAXD_SNAPSHOT_S=10", _recovering("10"), needs=_JAXD),
+    ),
+    comparisons=(
+        Comparison("by default / off", ("by default",), ("off",), Target("at most", 1.01)),
+        Comparison(
+            "JAXD_SNAPSHOT_S=10 / off", ("JAXD_SNAPSHOT_S=10",), ("off",), Target("at most", 1.01)
         ),
     ),
 )

@@ -99,6 +99,36 @@ TRAINING_ONE_THREAD: Final = Row(
     ),
 )
 
+
+def _recovering(seconds: str) -> Callable[[BenchmarkRun], Sampler]:
+    """By a client with that `JAXD_SNAPSHOT_S`."""
+
+    def start(run: BenchmarkRun) -> Sampler:
+        address = run.own_server().unix
+        module = "benchmarks.drivers.training_loop"
+        driver = run.driver(module, address, JAXD_SNAPSHOT_S=seconds)
+        run.agree("loss of the tenth step, plain", driver.figure("loss", 1))
+        return lambda: driver.figure("step", run.sizes.steps)
+
+    return start
+
+
+TRAINING_RECOVERY: Final = Row(
+    name="training-recovery",
+    title="The same loop where its arrays die with their worker and where they are made again",
+    variants=(
+        Variant("off", _recovering("0"), _JAXD),
+        Variant("by default", _recovering(""), _JAXD),
+        Variant("JAXD_SNAPSHOT_S=10", _recovering("10"), _JAXD),
+    ),
+    comparisons=(
+        Comparison("by default / off", ("by default",), ("off",), Target("at most", 1.01)),
+        Comparison(
+            "JAXD_SNAPSHOT_S=10 / off", ("JAXD_SNAPSHOT_S=10",), ("off",), Target("at most", 1.03)
+        ),
+    ),
+)
+
 _KINDS: Final = {
     "leaf-read": "one array of the state is read after each step",
     "step-replaced": "`state.replace(step=…)` before each step",

@@ -826,6 +826,9 @@ def test_nothing_is_kept_behind_answers_that_were_too_large(
         state = add(add(state, np.zeros(1000, np.float32)), np.zeros(1000, np.float32))
         for _ in range(2):
             state = ask(state, np.zeros(1000, np.float32))
+            state.block_until_ready()
+            gc.collect()
+            assert _kept_bytes(client) == 0
             for _ in range(4):
                 state = add(state, np.zeros(1000, np.float32))
         state.block_until_ready()

@@ -234,6 +234,7 @@ class CheckpointService:
         nbytes = sum(leaf.nbytes for leaf in stored.leaves.values())
         with self._values.room(self._own, nbytes), placed(self._device):
             arrays = stored.load(target)
+            release_memory()  # what was read lies beside it until then
             leaves = {name: spec_of(array) for name, array in arrays.items()}
             made = [
                 Value(arrays[name], leaves[name], leaves[name].nbytes, "restored") for name in names
@@ -458,11 +459,11 @@ class _Stored(NamedTuple):
         }
         largest = max((leaf.nbytes for leaf in self.leaves.values()), default=0)
         tree = jax.tree_util.tree_map_with_path(lambda path, _: specs[_name_of(path)], self.tree)
-        with ocp.Checkpointer(_handler(ocp, 3 * largest)) as checkpointer:
-            args = ocp.args.PyTreeRestore(
-                item=tree, restore_args=ocp.checkpoint_utils.construct_restore_args(tree)
-            )
-            found = checkpointer.restore(target, args=args)
+        part = max(map(_part_bytes, specs.values()), default=0)
+        try:
+            found = _read(ocp, target, tree, part)
+        except Exception:  # noqa: BLE001  it may lie there in other parts, which are read as a whole
+            found = _read(ocp, target, tree, 3 * largest)
         flat = {_name_of(path): x for path, x in jax.tree_util.tree_flatten_with_path(found)[0]}
         del found
         keys = {tuple(name): impl for name, impl in self.kinds.get("keys", ())}
@@ -477,6 +478,21 @@ class _Stored(NamedTuple):
                 array = _as_put(array, weak=name in weak, committed=name in committed)
             flat[name] = array
         return flat
+
+
+def _part_bytes(spec: Any) -> int:
+    """Bytes of an array on one of its devices."""
+    shape = spec.sharding.shard_shape(spec.shape)
+    return _Leaf(spec.dtype.name, shape).nbytes
+
+
+def _read(ocp: Any, target: str, tree: Any, largest_part: int) -> Any:
+    """The arrays of a checkpoint, as orbax gives them."""
+    with ocp.Checkpointer(_handler(ocp, largest_part)) as checkpointer:
+        args = ocp.args.PyTreeRestore(
+            item=tree, restore_args=ocp.checkpoint_utils.construct_restore_args(tree)
+        )
+        return checkpointer.restore(target, args=args)
 
 
 def _as_put(array: Any, *, weak: bool, committed: bool) -> Any:
