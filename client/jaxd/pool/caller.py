@@ -191,13 +191,14 @@ class PoolCaller(Caller):
 
         A call on arrays that have copies elsewhere is made there when their member is gone.
         """
-        try:
-            return self.route(call.spec, call.values).call(call)
-        except ValuesDied:
-            again = None if call.spec.snapshot.calls_back else _on_copies(call)
-            if again is None:
-                raise
-        return self.route(call.spec, again.values).call(again)
+        while True:
+            try:
+                return self.route(call.spec, call.values).call(call)
+            except ValuesDied:
+                again = None if call.spec.snapshot.calls_back else _on_copies(call)
+                if again is None:
+                    raise
+                call = again  # each time on copies that are not known to be gone
 
     def everywhere(self, *, also_draining: bool = False) -> Sequence[Caller]:
         """What makes calls on each member."""
