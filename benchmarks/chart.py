@@ -74,14 +74,16 @@ class Panel:
     show_figure: Callable[[float], str]
 
 
-def curves_as_svg(panels: Sequence[Panel]) -> str:
+def curves_as_svg(
+    panels: Sequence[Panel], label: str = "What a call costs as the work grows"
+) -> str:
     """The panels, two in a row; each has a tick at every size that was measured."""
     body: list[str] = []
     for place, panel in enumerate(panels):
         row, column = divmod(place, _COLUMNS)
         body += _panel(panel, column * _PANEL_WIDTH, row * _PANEL_HEIGHT)
     rows = -(-len(panels) // _COLUMNS)
-    return _document(rows * _PANEL_HEIGHT + 16, body, "What a call costs as the work grows")
+    return _document(rows * _PANEL_HEIGHT + 16, body, label)
 
 
 def _panel(panel: Panel, left: float, top: float) -> Iterator[str]:

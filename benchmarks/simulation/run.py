@@ -1,0 +1,225 @@
+"""One simulation: a pool of a size, one way to route, one seed; and what came out."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from benchmarks.simulation.clock import Clock
+from benchmarks.simulation.director import Director
+from benchmarks.simulation.parameters import Parameters
+from benchmarks.simulation.pool import Pool
+from benchmarks.simulation.routing import ROUTERS, Router, View
+from benchmarks.simulation.work import Work
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to run a pool.
+
+    Attributes:
+        name: as in tables.
+        router: one of `ROUTERS`.
+        shares: whether a program is compiled once in the pool.
+        refuses: whether members that have reached their limit pass calls on.
+    """
+
+    name: str
+    router: str
+    shares: bool = True
+    refuses: bool = False
+
+
+JAXD: Final = Variant("jaxd", "rendezvous, bounded")
+VARIANTS: Final = (
+    JAXD,
+    Variant("consistent hashing", "consistent hashing"),
+    Variant("least loaded", "least loaded"),
+    Variant("round robin", "round robin"),
+    Variant("round robin, nothing shared", "round robin", shares=False),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a simulation has counted; times in seconds, sizes in bytes.
+
+    Attributes:
+        variant: its name.
+        members: of the pool.
+        functions: that its clients call.
+        seed: of all that is drawn.
+        calls: that were answered.
+        seconds: in which they arrived.
+        warm: share of the calls whose program was in memory.
+        loads: programs read from the shared store or a disk, for each thousand calls.
+        compiles: programs traced and compiled, for each thousand calls.
+        edits: functions edited, for each thousand calls.
+        repeated: calls sent again after a death.
+        refused: calls passed on, for each thousand calls.
+        p50: of the time from a call to its answer.
+        p99: the time that one call in a hundred exceeds.
+        p999: the time that one in a thousand exceeds.
+        busiest: the work of the busiest member by that of the mean one.
+        deepest: the most calls that one member had open.
+        heartbeats: that the director hears in a second.
+        view: of the director's whole view.
+        news: that the director sends in a second, to all clients.
+        news_of_loads: the same without which functions are warm.
+    """
+
+    variant: str
+    members: int
+    functions: int
+    seed: int
+    calls: int
+    seconds: float
+    warm: float
+    loads: float
+    compiles: float
+    edits: float
+    repeated: int
+    refused: float
+    p50: float
+    p99: float
+    p999: float
+    busiest: float
+    deepest: int
+    heartbeats: float
+    view: int
+    news: float
+    news_of_loads: float
+
+
+class Simulation:
+    """A pool, its clients and its director, from a state as after long work.
+
+    Args:
+        members: how many there are.
+        variant: how calls are routed, and what members share.
+        parameters: all that is assumed.
+        seed: of arrivals, edits, deaths, and of what a router draws.
+    """
+
+    def __init__(self, members: int, variant: Variant, parameters: Parameters, seed: int) -> None:
+        self._variant, self._parameters, self._seed = variant, parameters, seed
+        self._clock, self._chance = Clock(), random.Random(seed)
+        self._work = Work(members, parameters, seed)
+        names = [f"member-{number:04}" for number in range(members)]
+        self._view = View(names, self._work.clients, parameters)
+        self._router: Router = ROUTERS[variant.router](self._view, parameters, self._chance)
+        self._pool = Pool(
+            self._clock,
+            self._work,
+            self._router,
+            self._view,
+            parameters,
+            shares=variant.shares,
+            refuses=variant.refuses,
+        )
+        self._director = Director(self._pool.members)
+        self._arrived = self._edited = self._deepest = 0
+
+    def run(self) -> Outcome:
+        """Lets all calls arrive and be answered."""
+        self._settle()
+        clock, pool, work = self._clock, self._pool, self._work
+        clock.follow(work.arrivals(), self._arrive)
+        clock.follow(work.edits(), self._edit)
+        clock.follow(self._deaths(), pool.kill)
+        clock.every(self._parameters.view_s, self._tell, self._parameters.view_s)
+        for name in self._view.names:
+            first = self._chance.uniform(0, self._parameters.heartbeat_s)
+            clock.every(self._parameters.heartbeat_s, partial(self._hear, name), first)
+        clock.run(lambda: len(pool.counts.latencies) >= work.calls)
+        return self._outcome()
+
+    def _settle(self) -> None:
+        """Programs are where they would be after long work, and the shared store has all.
+
+        Where a program is a matter of its key, those that nobody will call are left out.
+        """
+        self._pool.know(range(self._work.functions))
+        hashed: dict[str, list[int]] = {}
+        members = len(self._view.names)
+        calls = Work(members, self._parameters, self._seed).arrivals()
+        for function in sorted({function for _, _, function in calls}, reverse=True):
+            home = self._router.home(self._pool.key(function))
+            if home is None:
+                break
+            hashed.setdefault(home, []).append(function)
+        for name in self._view.names:
+            drawn = hashed.get(name, []) if hashed else self._work.drawn(_DRAWN)
+            self._pool.settle(name, drawn)
+
+    def _deaths(self) -> Iterator[tuple[float, str]]:
+        """Evenly over the time in which calls arrive."""
+        names = self._view.names
+        share = self._parameters.deaths if len(names) > 1 else 0.0
+        count = max(1, round(len(names) * share)) if share else 0
+        for number in range(count):
+            yield (number + 1) * self._work.seconds / (count + 1), self._chance.choice(names)
+
+    def _arrive(self, client: int, function: int) -> None:
+        self._arrived += 1
+        self._pool.call(client, function)
+
+    @property
+    def _calls_still_arrive(self) -> bool:
+        return self._arrived < self._work.calls
+
+    def _edit(self, function: int) -> None:
+        if self._calls_still_arrive:
+            self._edited += 1
+            self._pool.edit(function)
+
+    def _hear(self, name: str) -> None:
+        if self._calls_still_arrive and self._pool.members[name].is_alive:
+            self._director.hear(name)
+
+    def _tell(self) -> None:
+        self._view.tell(self._director.news())
+        if self._calls_still_arrive:
+            self._director.count()
+            most = max(len(member.calls) for member in self._pool.members.values())
+            self._deepest = max(self._deepest, most)
+
+    def _outcome(self) -> Outcome:
+        counts, work, director = self._pool.counts, self._work, self._director
+        p50, p99, p999 = np.quantile(np.asarray(counts.latencies), [0.5, 0.99, 0.999]).tolist()
+        busy = [member.busy_s for member in self._pool.members.values()]
+        seconds, thousands = work.seconds, work.calls / 1000
+        told = len(director.told) or 1
+        times = work.clients / self._parameters.view_s / told
+        return Outcome(
+            variant=self._variant.name,
+            members=len(busy),
+            functions=work.functions,
+            seed=self._seed,
+            calls=work.calls,
+            seconds=seconds,
+            warm=counts.warm / (work.calls + counts.repeated),
+            loads=counts.loads / thousands,
+            compiles=counts.compiles / thousands,
+            edits=self._edited / thousands,
+            repeated=counts.repeated,
+            refused=counts.refused / thousands,
+            p50=p50,
+            p99=p99,
+            p999=p999,
+            busiest=max(busy) / (sum(busy) / len(busy)),
+            deepest=self._deepest,
+            heartbeats=director.heartbeats / seconds,
+            view=director.whole,
+            news=sum(director.told) * times,
+            news_of_loads=sum(director.told_loads) * times,
+        )
+
+
+_DRAWN: Final = 2000
+"""Calls of the past that are enough to fill the memory of a member with what it has lately used."""
