@@ -22,6 +22,7 @@ print(len(paused))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("share", "least"), [("1", 12), (None, 0)])
 def test_every_thread_pauses_between_lines_of_jaxd(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: str | None, least: int

@@ -107,6 +107,7 @@ def test_many_more_signatures_under_a_budget_of_two_hundred(start_live: StartLiv
     churn(start_live("--max-executables", "200", "--cache-dir", "none"), 1200, 200)
 
 
+@pytest.mark.slow
 def test_what_was_dropped_comes_back_from_disk(start_live: StartLive) -> None:
     """By a load: nothing is traced, lowered or compiled a second time."""
     server = start_live("--max-executables", "4")

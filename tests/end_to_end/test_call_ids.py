@@ -36,6 +36,7 @@ def fails_while_it_runs(x: Any) -> Any:
     return jax.pure_callback(look, jax.ShapeDtypeStruct((3,), "float32"), x)
 
 
+@pytest.mark.slow
 def test_the_error_of_a_call_names_its_lines(start_live: StartLive) -> None:
     """By `call_id`, and in its note; of a call that was built and failed then, both lines.
 
@@ -72,6 +73,7 @@ def failed(function: Any) -> str:
     return str(caught.value.call_id)  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_an_error_of_jaxds_own_has_the_id_too(start_live: StartLive) -> None:
     """Where the server has raised it; one of this process has none."""
     server = start_live()
@@ -86,6 +88,7 @@ def asks_for_input(x: Any) -> Any:
     return x + float(input())
 
 
+@pytest.mark.slow
 def test_calls_that_succeed_are_not_logged(start_live: StartLive) -> None:
     """But for what was built; a call that finds its program writes nothing."""
     server = start_live()

@@ -123,6 +123,7 @@ def test_a_trace_for_a_client_that_is_gone_ends_with_its_session(
         assert client.caller.session.ask("statistics")["running_calls"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("results", ["numpy", "remote"])
 def test_a_server_that_stops_does_not_wait_for_a_trace_whose_client_cannot_come_back(
     start_live: Callable[..., LiveServer], results: str
@@ -168,6 +169,7 @@ def test_a_call_that_is_cancelled_after_its_connection_was_cut_holds_no_place(
         assert other.persistent_call(lambda x: x * 2, timeout_s=30)(X).tolist() == (X * 2).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("submits", [True, False])
 def test_a_deadline_says_where_the_time_went(
     client: Client, tmp_path: Any, *, submits: bool

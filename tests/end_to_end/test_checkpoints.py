@@ -213,6 +213,7 @@ def test_two_saves_to_one_path_do_not_mix(
         assert names_in(tmp_path) == ["one"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_one_step", [True, False])
 def test_what_another_process_has_saved_meanwhile_stays(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, in_one_step: bool
@@ -232,6 +233,7 @@ def test_what_another_process_has_saved_meanwhile_stays(
     assert names_in(tmp_path) == ["one", "other"]
 
 
+@pytest.mark.slow
 def test_a_failed_save_leaves_no_files_and_holds_no_memory(
     server: InProcessServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,6 +301,7 @@ def test_foreign_files_are_not_overwritten(client: Client, tmp_path: Path) -> No
         assert list(client.restore(theirs)) == ["w"]
 
 
+@pytest.mark.slow
 def test_files_that_come_meanwhile_are_not_overwritten(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -329,6 +332,7 @@ def test_there_is_always_a_checkpoint_while_one_is_replaced(
     assert names_in(tmp_path) == ["one"]
 
 
+@pytest.mark.slow
 def test_without_an_exchange_a_failure_puts_the_one_before_back(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,6 +57,7 @@ cfg = OmegaConf.create({{"lr": "${{oc.decode:${{oc.env:CONFIGURED,7}}}}", "seed"
 }
 
 
+@pytest.mark.slow
 @pytest.mark.counts_builds
 @pytest.mark.parametrize(
     "library",

@@ -211,6 +211,7 @@ print(all(right))
 """
 
 
+@pytest.mark.slow
 def test_an_interrupt_leaves_the_connection_right(live: LiveServer) -> None:
     """Also where messages are sent piece by piece, without sendmsg."""
     run = live.run(PRELUDE + INTERRUPTED, JAXD_SERVER=live.tcp)

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.live_server import source_environment
 
 PROGRAM = """
@@ -45,6 +47,7 @@ for call in (broken, lambda x: broken.submit(x).result()):
 """
 
 
+@pytest.mark.slow
 def test_it_is_jax_jit_in_this_process(runtime: Path) -> None:
     """Calls, futures, maps, coroutines, options and errors; no server is looked for or started."""
     run = subprocess.run(

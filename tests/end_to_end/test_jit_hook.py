@@ -103,6 +103,7 @@ def test_all_forms_of_jit_become_persistent_and_give_the_same(report: Report) ->
     assert (first["traces"] > 0, second["traces"]) == (True, 0)
 
 
+@pytest.mark.slow
 def test_what_was_imported_before_is_hooked_and_given_back(report: Report) -> None:
     """`install` looks at modules that are there, and at what these have imported by name.
 

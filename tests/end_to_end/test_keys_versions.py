@@ -131,6 +131,7 @@ def share(live: LiveServer, key: str, first: str = "", **environment: str) -> li
     return answer
 
 
+@pytest.mark.slow
 def test_a_client_without_jax_and_one_with_it_share(live: LiveServer) -> None:
     """Whoever comes first; and `isinstance` knows an array on the server."""
     for key, imports in (("light first", ("", "import jax")), ("jax first", ("import jax", ""))):
@@ -176,6 +177,7 @@ print(json.dumps([value.tolist(), isinstance(value, Array), after.traces - befor
 """
 
 
+@pytest.mark.slow
 def test_arrays_are_arrays_on_both_sides(live: LiveServer) -> None:
     """In annotations, checks, globals and attributes; in every process alike."""
     runs = [run_warm(live, ARRAYS) for _ in range(2)]

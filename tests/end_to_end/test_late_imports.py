@@ -161,6 +161,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.counts_builds
 def test_a_process_that_imports_jax_after_its_first_calls_traces_nothing_anew(
     live: LiveServer,
@@ -204,6 +205,7 @@ _STILL_COUNTED = {"jax.ad"}
 """What jax assigns twice while it is imported, so that nothing shows which one it is."""
 
 
+@pytest.mark.slow
 def test_no_other_name_of_jax_counts_more_where_jax_is_imported(live: LiveServer) -> None:
     """Of its public modules."""
     names = [
@@ -261,6 +263,7 @@ print(json.dumps([first, again, anew, light == step.fingerprint]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.counts_builds
 def test_an_array_on_the_server_that_is_captured_counts_alike_with_and_without_jax(
     live: LiveServer,

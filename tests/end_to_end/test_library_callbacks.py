@@ -104,6 +104,7 @@ def environment(start_live: Callable[..., LiveServer], runtime: Path) -> dict[st
     return source_environment(runtime, PYTHONPATH=path, JAXD_SERVER=server.unix)
 
 
+@pytest.mark.slow
 def test_a_library_s_own_callbacks(environment: dict[str, str]) -> None:
     """Its functions and those that it imports, in a partial too; what a helper is given is not."""
     done = run_client(USE, environment=environment)

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.live_server import run_client, source_environment
 
 FAILING = """
@@ -23,6 +25,7 @@ except TypeError as error:
 """
 
 
+@pytest.mark.slow
 def test_the_lines_of_a_call_are_found_by_its_error(runtime: Path) -> None:
     """With the server that was started for it, and nothing but the id."""
     environment = source_environment(runtime)

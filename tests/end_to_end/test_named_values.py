@@ -70,6 +70,7 @@ def command(live: LiveServer, *words: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_what_one_process_leaves_another_finds(start_live: StartLive) -> None:
     """After the first has ended and its session too; in numbers, a tree of the same form."""
     live = start_live("--session-grace-s", "0")

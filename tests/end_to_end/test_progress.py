@@ -42,6 +42,7 @@ def gate(tmp_path: Path) -> Gate:
     return Gate(tmp_path / "gate")
 
 
+@pytest.mark.slow
 def test_a_long_first_call_says_what_it_does_and_for_how_long(live: LiveServer, gate: Gate) -> None:
     """On a terminal, in one line that is written over, and that stays with the whole time."""
     with TerminalProcess(CALLS, [gate.path], live.environment) as terminal:
@@ -76,6 +77,7 @@ def test_a_fast_call_says_nothing(live: LiveServer) -> None:
     assert terminal.said == ""
 
 
+@pytest.mark.slow
 def test_nothing_is_said_into_a_pipe(live: LiveServer, gate: Gate, tmp_path: Path) -> None:
     """However long it takes: another client, on a terminal, shows that the time has passed."""
     second = Gate(tmp_path / "second")

@@ -129,6 +129,7 @@ def test_a_loop_goes_on(
     assert_equal(found, loop(jax.jit, options, {}))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("many_snapshots")
 def test_a_snapshot_spares_the_calls_before_it(start_live: Callable[..., LiveServer]) -> None:
     """The next worker runs only what came after it."""
@@ -145,6 +146,7 @@ def test_a_snapshot_spares_the_calls_before_it(start_live: Callable[..., LiveSer
         assert float(state["w"][0]) != 0.0
 
 
+@pytest.mark.slow
 def test_arrays_of_each_origin(start_live: Callable[..., LiveServer]) -> None:
     """Put, fetched, parts, results; of numpy and of jax, keys and weak types; as what they were."""
     server, x = start_live(), np.arange(LARGE, dtype=np.float64)
@@ -167,6 +169,7 @@ def test_arrays_of_each_origin(start_live: Callable[..., LiveServer]) -> None:
         wait_until(lambda: client.statistics().values == 7)
 
 
+@pytest.mark.slow
 def test_effects_do_not_happen_twice(
     start_live: Callable[..., LiveServer], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -199,6 +202,7 @@ def test_effects_do_not_happen_twice(
     assert sorted(capfd.readouterr().out.split("\n")[:-1]) == [f"step {n}" for n in range(6)]
 
 
+@pytest.mark.slow
 def test_a_call_that_was_under_way_is_made_again(
     start_live: Callable[..., LiveServer], gate: Gate
 ) -> None:
@@ -238,6 +242,7 @@ def test_a_session_that_was_given_up_is_made_again() -> None:
     server.close()
 
 
+@pytest.mark.slow
 def test_what_cannot_be_made_again_says_why(
     start_live: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,6 +265,7 @@ def test_what_cannot_be_made_again_says_why(
         assert np.asarray(double(small)).tolist() == [2.0] * 3
 
 
+@pytest.mark.slow
 def test_with_all_off_arrays_die_with_their_worker(
     start_live: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,6 +279,7 @@ def test_with_all_off_arrays_die_with_their_worker(
             np.asarray(state)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("many_snapshots")
 def test_a_state_that_is_too_large_for_a_snapshot_is_named_once(
     start_live: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch
@@ -287,6 +294,7 @@ def test_a_state_that_is_too_large_for_a_snapshot_is_named_once(
         train(state, np.ones(4, np.float32))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("many_snapshots")
 def test_what_is_kept_does_not_grow(start_live: Callable[..., LiveServer]) -> None:
     """A snapshot takes the place of the calls before it."""
@@ -306,6 +314,7 @@ def _kept_bytes(client: Client) -> int:
     return kept.call_bytes + kept.snapshot_bytes
 
 
+@pytest.mark.slow
 def test_a_restore_that_was_interrupted_is_begun_again(
     start_live: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -332,6 +341,7 @@ def test_a_restore_that_was_interrupted_is_begun_again(
         assert float(state[0]) == 6.0
 
 
+@pytest.mark.slow
 def test_a_call_without_values_that_came_later_is_made_again_first(
     start_live: Callable[..., LiveServer], gate: Gate
 ) -> None:
@@ -353,6 +363,7 @@ def test_a_call_without_values_that_came_later_is_made_again_first(
         assert float(later[0]) == 2.0
 
 
+@pytest.mark.slow
 def test_a_worker_that_ends_between_two_donating_calls(
     start_live: Callable[..., LiveServer],
 ) -> None:
@@ -378,6 +389,7 @@ def _is_noticed(client: Client) -> bool:
     return client.caller.session.open_connection is None
 
 
+@pytest.mark.slow
 def test_what_a_call_back_refills_is_not_taken_for_the_argument(
     start_live: Callable[..., LiveServer],
 ) -> None:
@@ -398,6 +410,7 @@ def test_what_a_call_back_refills_is_not_taken_for_the_argument(
         np.testing.assert_array_equal(made, np.full(LARGE, 2.0))
 
 
+@pytest.mark.slow
 def test_states_in_between_are_freed(start_live: Callable[..., LiveServer]) -> None:
     """Those that a loop had dropped do not stay because one result of their call is held."""
     server = start_live()
@@ -633,6 +646,7 @@ def test_snapshots_that_cost_too_much_are_taken_no_more(
         assert kept.calls >= 4
 
 
+@pytest.mark.slow
 def test_what_is_kept_is_told(start_live: Callable[..., LiveServer]) -> None:
     """With what cannot be made again, and why."""
     with connect(start_live().unix) as client:
@@ -685,6 +699,7 @@ def test_a_loop_whose_steps_call_back_goes_on(
     assert seen == [1]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_snapshots")
 @pytest.mark.parametrize("way", ["empty", "shared_copy"])
 def test_memory_of_the_callers_own_may_be_filled_anew(
@@ -710,6 +725,7 @@ def test_memory_of_the_callers_own_may_be_filled_anew(
 FACTOR = 2.0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_snapshots")
 def test_calls_are_made_again_with_the_function_that_they_had(
     start_live: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch
@@ -730,6 +746,7 @@ def test_calls_are_made_again_with_the_function_that_they_had(
         assert float(result[0]) == 2.0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_snapshots")
 def test_a_call_that_found_its_worker_dead_can_be_made_again(
     start_live: Callable[..., LiveServer],
@@ -749,6 +766,7 @@ def test_a_call_that_found_its_worker_dead_can_be_made_again(
         assert float(state[0]) == 16.0
 
 
+@pytest.mark.slow
 def test_the_first_call_after_a_death_is_made_once(
     start_live: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -782,6 +800,7 @@ def test_the_first_call_after_a_death_is_made_once(
         assert made == ["before", "before", "first"]
 
 
+@pytest.mark.slow
 def test_nothing_is_kept_for_what_cannot_be_made_again(
     start_live: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -806,6 +825,7 @@ def test_nothing_is_kept_for_what_cannot_be_made_again(
         assert _kept_bytes(client) >= 4000
 
 
+@pytest.mark.slow
 def test_nothing_is_kept_behind_answers_that_were_too_large(
     start_live: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -849,6 +869,7 @@ def by_default(no_snapshots: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAXD_SNAPSHOT_S")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("by_default")
 def test_by_default_arrays_of_which_the_data_is_here_come_back(
     start_live: Callable[..., LiveServer], tmp_path: Path
@@ -882,6 +903,7 @@ def test_by_default_arrays_of_which_the_data_is_here_come_back(
         assert client.statistics().epoch == 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("by_default")
 def test_by_default_a_loop_keeps_nothing_of_its_calls(
     start_live: Callable[..., LiveServer],

@@ -131,6 +131,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 def test_what_is_read_of_an_argument_is_its_caller_s(live: LiveServer) -> None:
     """Of classes, functions and objects that are static, also where it changes between calls."""
     for _ in range(2):

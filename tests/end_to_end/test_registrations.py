@@ -45,6 +45,7 @@ def _answers(live: LiveServer, program: str, *arguments: str) -> list[float]:
     return found
 
 
+@pytest.mark.slow
 def test_a_registration_holds_for_its_client_alone(live: LiveServer) -> None:
     """With an abstract class, and of a form of a library's function: whoever comes first."""
     assert _answers(live, PROGRAM, "plain") == [1.0, 2.0]

@@ -84,6 +84,7 @@ def report_of(server: LiveServer) -> Report:
         return Report.from_dict(client.caller.session.ask("report"))
 
 
+@pytest.mark.slow
 def test_what_was_saved_is_what_a_process_did_not_build(start_live: StartLive) -> None:
     """The build, once for each process that did not make it, however often it calls."""
     server = start_live()
@@ -103,6 +104,7 @@ def test_what_was_saved_is_what_a_process_did_not_build(start_live: StartLive) -
     assert report.needless == ()
 
 
+@pytest.mark.slow
 def test_it_outlives_the_server(start_live: StartLive) -> None:
     """With the moment at which counting began; what comes from disk is less what that took."""
     first = start_live(name="a")
@@ -120,6 +122,7 @@ def test_it_outlives_the_server(start_live: StartLive) -> None:
         assert client.statistics().saved_s == pytest.approx(after.total.saved_s)
 
 
+@pytest.mark.slow
 def test_functions_of_one_name_in_two_files_are_two(start_live: StartLive, tmp_path: Path) -> None:
     """Each with its place."""
     server = start_live()
@@ -131,6 +134,7 @@ def test_functions_of_one_name_in_two_files_are_two(start_live: StartLive, tmp_p
     assert {each.where.partition(":")[0] for each in functions} == {"first.py", "second.py"}
 
 
+@pytest.mark.slow
 def test_needless_builds_are_found(start_live: StartLive) -> None:
     """Each with its kind, what it is about, and how many programs there need not have been."""
     server = start_live()
@@ -149,6 +153,7 @@ def test_needless_builds_are_found(start_live: StartLive) -> None:
         assert one.where.startswith("<string>:") or one.where.rpartition(":")[2].isdigit()
 
 
+@pytest.mark.slow
 def test_an_edit_that_changes_nothing_is_found(start_live: StartLive, tmp_path: Path) -> None:
     """It was traced once more, and the program was there already; with the line of the edit.
 
@@ -162,6 +167,7 @@ def test_an_edit_that_changes_nothing_is_found(start_live: StartLive, tmp_path: 
     assert one.where == "changing.py:3"
 
 
+@pytest.mark.slow
 def test_the_command_says_it_and_draws_it(
     start_live: StartLive, tmp_path: Path, capsys: Captured
 ) -> None:

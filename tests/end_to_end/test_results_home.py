@@ -78,6 +78,7 @@ facts["works here"] = state.apply_fn({"params": state.params}, x).shape == (4, 1
 )
 
 
+@pytest.mark.slow
 @libraries("flax", "optax")
 def test_a_train_state_comes_home_as_the_clients_own(live: LiveServer) -> None:
     """With its class, its functions and its optimizer; five steps are one trace.
@@ -173,6 +174,7 @@ facts["works here"] = [type(net) is Net, net(x).shape == (4, 1)]
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "program",
     [

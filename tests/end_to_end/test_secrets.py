@@ -83,6 +83,7 @@ def commands(live: LiveServer, token: str) -> Iterator[str]:
         yield done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_no_secret_is_to_be_found(live: LiveServer, tokens: dict[str, str]) -> None:
     """In errors, reprs, logs, reports, the arguments of processes, and files beside the tokens'."""
     said = [json.dumps(each, default=str) for each in session_with_failures(live, tokens)]

@@ -105,6 +105,7 @@ def test_a_small_function_passes_one_that_is_traced_for_long(
         np.testing.assert_array_equal(long.result(), X + 1)
 
 
+@pytest.mark.slow
 def test_sixteen_signatures_of_one_function(client: Client) -> None:
     """Which keep each other waiting only for room."""
     step = client.persistent_call(lambda x: x.sum() * 31)
@@ -115,6 +116,7 @@ def test_sixteen_signatures_of_one_function(client: Client) -> None:
     assert spent == {name: 16 * count for name, count in BUILT.items()}
 
 
+@pytest.mark.slow
 def test_sixteen_functions_that_are_one_program(client: Client) -> None:
     """Each is traced; one compiles for all."""
 

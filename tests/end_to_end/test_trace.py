@@ -172,12 +172,14 @@ def test_other_kinds_of_calls_are_traced(trace: Trace) -> None:
     assert failed["args"]["error"] == "KeyError"
 
 
+@pytest.mark.slow
 def test_more_calls_than_the_server_keeps(trace: Trace) -> None:
     """It is asked for its part from time to time."""
     events, _ = trace("for _ in range(2000): traced_step(x)")
     assert len(slices(events, "traced_step")) == len(slices(events, "call traced_step")) == 2000
 
 
+@pytest.mark.slow
 def test_a_program_that_gives_functions_to_jit(trace: Trace, live: LiveServer) -> None:
     """Is traced where `jaxd run` runs it; else the command says so."""
     program = "import jax\nprint(jax.jit(lambda x: x + 1)(1))"
@@ -240,6 +242,7 @@ def test_a_trace_of_nothing_says_what_to_do(trace: Trace, tmp_path: Path) -> Non
 # profiles -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_profile_is_what_xprof_reads(live: LiveServer, client: Client, tmp_path: Path) -> None:
     """While the command waits, clients go on; their programs are in the files that it writes."""
     command = (*JAXD, "profile", "--seconds", "1", "-o", "out", "--json")

@@ -74,6 +74,7 @@ def test_training_is_that_of_jit(client: Client) -> None:
     assert_same(state, expected)
 
 
+@pytest.mark.slow
 def test_a_step_moves_its_batch_and_its_loss(client: Client) -> None:
     """And a few kilobytes that say what is where: the state does not move."""
     step = client.persistent_call(train_step, donate_argnums=0)

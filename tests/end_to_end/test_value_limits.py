@@ -99,6 +99,7 @@ def test_a_result_that_comes_home_needs_no_room(start_live: StartLive) -> None:
         assert client.statistics().values == 0
 
 
+@pytest.mark.slow
 def test_what_is_donated_cannot_be_needed_as_well(start_live: StartLive) -> None:
     """The error says what to do, and the array lives."""
     live = start_live()

@@ -77,6 +77,7 @@ def unused(server: LiveServer) -> LiveServer:
     return server
 
 
+@pytest.mark.slow
 def test_a_killed_process_leaves_only_what_has_a_name(start_live: StartLive) -> None:
     """When its grace is over, and not before; the status says so."""
     live = start_live("--session-grace-s", "1")

@@ -214,6 +214,7 @@ def test_only_so_many_run_ahead(client: Client, gate: Gate) -> None:
     np.testing.assert_array_equal(np.asarray(made[-1]), np.zeros(LARGE))
 
 
+@pytest.mark.slow
 def test_a_deadline_makes_a_call_wait_for_its_result(client: Client, gate: Gate) -> None:
     """And what comes after the deadline leaves nothing behind."""
     slow = client.persistent_call(waiting_at(gate), timeout_s=1.0)
@@ -269,6 +270,7 @@ def test_failures_are_raised_where_a_result_is_used(client: Client) -> None:
     np.testing.assert_array_equal(np.asarray(step(good)), np.full(LARGE, 3))
 
 
+@pytest.mark.slow
 def test_threads_have_their_own_states_on_one_client(client: Client) -> None:
     """Each of their steps is run once, in order."""
     step = client.persistent_call(lambda state, i: state * 2 % 1_000_003 + i, donate_argnums=0)

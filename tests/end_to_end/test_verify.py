@@ -420,6 +420,7 @@ def test_the_row_is_dropped(verifying: Client, stale: Any) -> None:
     assert stale.why(X[0]).verdict == "compile"
 
 
+@pytest.mark.slow
 def test_each_way_to_call_raises_it(verifying: Client, stale: Any) -> None:
     """Where the caller waits for the result."""
 

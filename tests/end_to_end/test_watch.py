@@ -180,6 +180,7 @@ def one(start_live: Callable[..., LiveServer]) -> LiveServer:
     return start_live("--stuck-after-s", "1")
 
 
+@pytest.mark.slow
 def test_a_watcher_sees_a_worker_that_hangs(one: LiveServer, gate: Gate) -> None:
     """What it ran, that it does not answer, and that it does again."""
     with jaxd.watch(one.unix, every_s=0.1) as seen, connect(one.unix) as client:
@@ -208,6 +209,7 @@ def test_a_watcher_sees_a_worker_that_hangs(one: LiveServer, gate: Gate) -> None
         until(seen, lambda view: not view.calls)
 
 
+@pytest.mark.slow
 def test_a_watcher_sees_the_next_worker(one: LiveServer) -> None:
     """After one was killed: what it had is gone, and what it has done is not."""
     with jaxd.watch(one.unix, every_s=0.1) as seen, connect(one.unix) as client:
@@ -225,6 +227,7 @@ def test_a_watcher_sees_the_next_worker(one: LiveServer) -> None:
         until(seen, lambda view: any(one.state == "memory" for one in view.programs.values()))
 
 
+@pytest.mark.slow
 def test_a_watcher_goes_on_when_the_server_is_back(
     start_live: Callable[..., LiveServer],
 ) -> None:
@@ -337,6 +340,7 @@ def test_a_watcher_has_what_the_command_shows_while_all_is_used(one: LiveServer)
         assert is_killed
 
 
+@pytest.mark.slow
 def test_a_build_says_what_it_waited_for(
     start_live: Callable[..., LiveServer], gate: Gate, tmp_path: Path
 ) -> None:
@@ -378,6 +382,7 @@ def test_a_build_says_what_it_waited_for(
         assert made["stopping"].behind == ""
 
 
+@pytest.mark.slow
 def test_a_watcher_sees_a_worker_rest_and_does_not_keep_it_awake(
     start_live: Callable[..., LiveServer],
 ) -> None:

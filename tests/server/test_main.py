@@ -75,6 +75,7 @@ raise SystemExit(main([], worker_command=["/no/such/program"]))
 """
 
 
+@pytest.mark.slow
 def test_a_worker_that_cannot_be_started_is_named(runtime: Path) -> None:
     """After as many attempts as for one that ends at once; the server goes on."""
     command = [sys.executable, "-c", UNSTARTABLE]

@@ -431,7 +431,7 @@ class RemoteArray(ArrayLike):
         array = self._materialized()
         return copies.deepcopy(array) if copy and self._kind != "jax" else array
 
-    def at(self, fetcher: object) -> Any:
+    def on_server_of(self, fetcher: object) -> Any:
         """What a call takes in its place on another server: its copy there, or its data.
 
         Args:

@@ -205,9 +205,10 @@ class MemberSession(Session):
             self._tried.add(incarnation(left))
             tried = set(self._tried)
         store = self.store
-        if store is not None and not store.may_restore():
+        if store is not None:
             use_copies(store)
-            store.invalidate(died_with_member_error(left.name))
+            if store.keeper is None or not store.may_restore():
+                store.invalidate(died_with_member_error(left.name))
         other = self._pool.another(tried, deadline)
         with self._moving:
             if self.at is left:

@@ -203,7 +203,7 @@ class ArgumentEncoder(TreeEncoder):
         """Appends an array on the server, without its data if it is the server of this call."""
         origin = array.origin
         if origin.fetcher is not self._fetcher:
-            return self.node(array.at(self._fetcher))
+            return self.node(array.on_server_of(self._fetcher))
         self._add_handles(self.count, (array,))
         self.spec(origin.leaves[array.number])
         return None

@@ -341,6 +341,7 @@ print(json.dumps(found))
     ]
 
 
+@pytest.mark.slow
 def test_jaxs_own_stages_need_jax(live: LiveServer) -> None:
     """`trace` imports it for its caller, who asks for an object of jax."""
     program = """

@@ -87,6 +87,7 @@ print(send_request(files.control, {{"ask": "status"}})["host"]["pid"])
     assert Path(files.log).read_text().count(" listening ") == 1
 
 
+@pytest.mark.slow
 def test_a_server_whose_workers_cannot_start_is_quoted(
     files: LocalServerFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,6 +134,7 @@ def test_a_worker_that_is_slow_to_start_is_left_to_the_first_call(
     assert has_listener(files.socket)
 
 
+@pytest.mark.slow
 def test_a_log_stays_small(files: LocalServerFiles) -> None:
     """That of a server that is started every day, or runs for months, does not fill the disk."""
     make_private_directory(files.directory)

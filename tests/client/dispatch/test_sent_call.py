@@ -126,6 +126,7 @@ def test_more_calls_than_places(client: Client) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_fewer_places_than_calls_that_go_out_together() -> None:
     """Those that have the places go out when another one waits for a place."""
     with live_server("--slots", "4") as live, connect(live.unix) as client:
@@ -142,6 +143,7 @@ def test_an_item_that_runs_here_does_not_keep_the_others_back(client: Client) ->
     assert [float(x) for x in found] == [2.0, 4.0, 15.0]
 
 
+@pytest.mark.slow
 def test_a_map_that_is_given_up_leaves_nothing_behind() -> None:
     """Places and the results on the server of the calls that were sent ahead."""
     with live_server() as live, connect(live.unix) as client:

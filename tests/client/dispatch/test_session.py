@@ -117,6 +117,7 @@ def test_a_handshake_that_breaks_off_is_tried_again(
     assert session.connection().alive
 
 
+@pytest.mark.slow
 def test_a_server_that_cannot_be_reached_is_tried_again(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:

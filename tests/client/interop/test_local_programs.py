@@ -151,6 +151,7 @@ def test_what_a_program_takes() -> None:
     assert not program.fits([wide, 2])
 
 
+@pytest.mark.slow
 def test_an_array_that_was_put_on_another_device_does_not_fit(tmp_path: Any) -> None:
     """It is computed with where it lies."""
     program = """

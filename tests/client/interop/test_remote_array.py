@@ -410,6 +410,7 @@ assert "jax" not in sys.modules
 """)
 
 
+@pytest.mark.slow
 def test_an_array_that_is_older_than_the_import_of_jax() -> None:
     """Is a jax array as soon as jax is there."""
     in_a_fresh_process("""

@@ -159,6 +159,7 @@ np.testing.assert_array_equal(jaxd.persistent_call(lambda x: x @ x.T)(sent), x @
 """
 
 
+@pytest.mark.slow
 def test_arrays_that_are_spread_over_devices_of_this_process(live: Any) -> None:
     """The type of such an array says how, and so do results; what is put on the server is whole."""
     done = live.run(SPREAD_OUT, **devices(4))
@@ -305,6 +306,7 @@ def test_inside_of_what_jax_traces_here(client: Client) -> None:
         assert float(jax.jit(function)(4.0)) == 8.0
 
 
+@pytest.mark.slow
 def test_checkify_looks_into_a_function(client: Client) -> None:
     """As into one of `jax.jit`: it is traced here, also when no argument is a tracer."""
 
@@ -582,6 +584,7 @@ print(found, type(found).__module__.partition(".")[0], [each.category.__name__ f
 """
 
 
+@pytest.mark.slow
 def test_in_a_process_without_jax(live: Any) -> None:
     """An error by default; where a run here was asked for, jax is imported for it."""
     ran = live.run(_LIGHT, JAXD_FALLBACK="")

@@ -195,6 +195,7 @@ assert pool.find(copy.weights.ctypes.data, copy.weights.nbytes)
 """
 
 
+@pytest.mark.slow
 def test_once_jax_is_imported_its_trees_and_arrays_are_copied_too() -> None:
     """Into numpy arrays; PRNG keys stay what they are."""
     environment = os.environ | {

@@ -629,6 +629,7 @@ def test_somebody_else_who_speaks_tls_is_dropped(tcp: Pair) -> None:
     assert isinstance(meeting.server, ProtocolError)
 
 
+@pytest.mark.slow
 def test_a_peer_that_says_nothing_within_tls_is_told_within_it(
     tcp: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:

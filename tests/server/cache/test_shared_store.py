@@ -314,6 +314,7 @@ def test_the_lease_of_a_killed_process_is_taken_over(
     assert list((folder / "v2" / TARGET / "leases").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_lease_that_is_touched_is_waited_for(
     open_: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -293,6 +293,7 @@ def test_a_lease_that_nobody_touches_is_taken_over(
     assert objects(url) == {}
 
 
+@pytest.mark.slow
 def test_a_lease_that_is_touched_is_waited_for(
     open_: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:

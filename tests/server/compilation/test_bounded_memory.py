@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 
 from jaxd_protocol.pickling.unpack.private_modules import PrivateModules
 from jaxd_server.codec.object_references import ObjectNumbers
@@ -15,9 +15,6 @@ from jaxd_server.compilation.functions import receive
 from jaxd_server.compilation.functions.table import Functions
 from jaxd_server.processes.worker import wiring
 from tests.server.in_process import InProcessServer
-
-if TYPE_CHECKING:
-    import pytest
 
 LIMIT = 4
 
@@ -28,6 +25,7 @@ def modules() -> int:
     return sum(type(one) is PrivateModules for one in gc.get_objects())
 
 
+@pytest.mark.slow
 def test_of_functions_no_more_is_kept_than_the_tables_hold(
     open_in_process_server: Callable[..., InProcessServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:

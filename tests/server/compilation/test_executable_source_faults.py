@@ -71,6 +71,7 @@ def test_a_broken_record_costs_what_it_held(
     assert len(warned()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spoiler", [damage, spoil])
 def test_broken_code_is_asked_for_again(open_harness: Open, spoiler: Any) -> None:
     """When it is needed: what was built before does not need it."""

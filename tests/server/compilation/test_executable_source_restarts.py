@@ -103,6 +103,7 @@ def test_what_was_made_with_other_packages_is_not_loaded(
     assert counts(harness) == LOADED
 
 
+@pytest.mark.slow
 def test_a_private_function_is_not_kept(open_harness: Open) -> None:
     """Its key means nothing in another process."""
     for _ in range(2):

@@ -116,6 +116,7 @@ def test_nothing_to_set_costs_nothing() -> None:
         assert now() == DEFAULT
 
 
+@pytest.mark.slow
 def test_what_is_fixed_is_jaxs_own_default() -> None:
     """In a process that nobody set up; else results would differ from plain jax's."""
     program = """

@@ -189,6 +189,7 @@ sys.stdout.write(f"{name.hex()} {data.hex()}")
 """
 
 
+@pytest.mark.slow
 def test_the_sample_of_another_process_is_understood(tmp_path: Path) -> None:
     """It is the same program as the sample of this process."""
     run = subprocess.run(

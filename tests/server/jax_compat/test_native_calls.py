@@ -78,6 +78,7 @@ def calls_of(function: Function, *specs: Any, platform: str = "cpu") -> set[Nati
         return {call for _, call in native_calls(made.mlir_module(serialized=False)) if call}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
 def test_what_jax_writes_is_allowed(platform: str) -> None:
     """Of one shape; the soak has all of them."""
@@ -108,6 +109,7 @@ def _all_is_allowed(
     assert len(found) > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "platform", ["cpu", *(pytest.param(each, marks=pytest.mark.soak) for each in PLATFORMS[1:])]
 )

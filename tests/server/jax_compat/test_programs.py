@@ -247,6 +247,7 @@ except NotSerializable as error:
 """
 
 
+@pytest.mark.slow
 def test_constants_that_are_passed_as_arguments_stay_with_the_program() -> None:
     """It runs, and is not kept. jax looks at this setting when it is imported."""
     lines = run(CONSTANTS, JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS="1").splitlines()
@@ -370,6 +371,7 @@ print(len(names))
 """
 
 
+@pytest.mark.slow
 def test_a_program_is_loaded_for_exactly_its_devices() -> None:
     """The first, the second, or both of them; and each has another name."""
     lines = run(ON_TWO_DEVICES, **devices(2)).splitlines()

@@ -114,6 +114,7 @@ def test_each_client_gets_each_change(director: LiveDirector) -> None:
         each.close()
 
 
+@pytest.mark.slow
 def test_a_second_question_before_the_answer_is_refused(client: ViewClient) -> None:
     """One connection waits once; others questions are answered meanwhile."""
     client.look(0.0)

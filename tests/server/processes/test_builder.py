@@ -366,6 +366,7 @@ def test_the_settings_of_a_function_end_with_it(bench: Bench) -> None:
     assert str(out_leaves(bench.handed_over())[0].dtype) == "int32"
 
 
+@pytest.mark.slow
 def test_packages_that_changed_on_disk_make_it_useless(
     bench: Bench, site: FakeSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -456,6 +457,7 @@ def test_an_exception_that_cannot_be_described_is_final_as_well(bench: Bench) ->
     assert "Nasty, which cannot be described: SystemExit" in str(decode_failure(reply.failure))
 
 
+@pytest.mark.slow
 def test_a_builder_that_is_killed_while_it_traces_answers_nothing_more(bench: Bench) -> None:
     """Whoever waits for it is told how it ended."""
     builder = BuilderProcess("text", can_unpack)

@@ -92,6 +92,7 @@ def test_the_status_describes_host_and_worker(start_host: StartHost) -> None:
     assert status["worker_silent_s"] < 1
 
 
+@pytest.mark.slow
 def test_the_status_is_answered_while_the_worker_hangs(start_host: StartHost) -> None:
     """With the last that the worker said, and the word for it."""
     host = start_host()

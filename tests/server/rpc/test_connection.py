@@ -352,6 +352,7 @@ def test_stages_of_a_build_are_reported_and_warm_calls_report_nothing(
     ]
 
 
+@pytest.mark.slow
 def test_a_call_that_is_given_up_leaves_the_connection_in_order(
     in_process_server: InProcessServer,
 ) -> None:

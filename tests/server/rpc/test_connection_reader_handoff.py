@@ -268,6 +268,7 @@ def test_the_watchdog_notices_a_stuck_reader(watchdog: StallWatchdog) -> None:
     watchdog.unwatch(line.reader_handoff)
 
 
+@pytest.mark.slow
 def test_a_dozing_watchdog_is_roused_every_time(
     watchdog: StallWatchdog, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -275,6 +275,7 @@ def stops(x: Any) -> Any:
     return jax.pure_callback(look, jax.typeof(x), x) + 1
 
 
+@pytest.mark.slow
 def test_a_call_that_runs_too_long_releases_its_caller(open_in_process_server: Any) -> None:
     """It is listed as long as it goes on, and what it leaves on the server goes."""
     in_process_server = open_in_process_server(max_call_s=0.3)
@@ -313,6 +314,7 @@ def test_a_call_on_values_that_is_cancelled_before_it_runs_takes_nothing(
     assert np.asarray(update(state)).tolist() == [2.0] * 3
 
 
+@pytest.mark.slow
 def test_clients_come_again_to_a_server_that_is_busy(open_in_process_server: Any) -> None:
     """By themselves, whichever way they call; and all are answered in the end."""
     in_process_server = open_in_process_server(max_calls=2, call_share=1.0)

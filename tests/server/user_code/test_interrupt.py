@@ -211,6 +211,7 @@ def test_threads_beside_it_are_left_alone() -> None:
     assert failures == []
 
 
+@pytest.mark.slow
 def test_locks_of_the_library_are_not_left_taken() -> None:
     """Logging takes and gives them back in steps."""
     one = Interruptible()

@@ -38,6 +38,7 @@ def test_another_size_than_was_announced_is_refused(size: int) -> None:
         inflate(memoryview(deflate(memoryview(bytes(100)))), size)
 
 
+@pytest.mark.slow
 def test_a_bomb_does_not_go_off() -> None:
     """A stream of gigabytes takes no more memory than the array that it was announced to be."""
     packer = zlib.compressobj(9)

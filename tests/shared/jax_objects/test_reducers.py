@@ -57,6 +57,7 @@ def test_an_object_arrives_with_the_same_object_parts(name: str, arrived: dict[s
     assert arrived[name] == digest(samples()[name])
 
 
+@pytest.mark.slow
 def test_functions_that_reach_themselves_arrive_and_work(tmp_path: Path) -> None:
     """Rules of derivatives and recursive jitted functions find each other through globals."""
     file = tmp_path / "functions"

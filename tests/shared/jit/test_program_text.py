@@ -69,6 +69,7 @@ def gone_through(order: Sequence[str], *, swapped: bool = False) -> Callable[...
     return function
 
 
+@pytest.mark.slow
 def test_the_order_in_which_values_are_gone_through_does_not_count() -> None:
     """Of what loops carry, and of what functions take and return: all orders give one text."""
     texts = {text_of(gone_through(order), GIVEN, X) for order in itertools.permutations("abnm")}

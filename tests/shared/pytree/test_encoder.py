@@ -24,6 +24,7 @@ from tests.shared.pytree.samples import (
 NAN_WITH_PAYLOAD = np.array([0x7FF8DEADBEEF0001, 0xFFF0000000000001], "u8").view("f8")
 
 
+@pytest.mark.slow
 @settings(max_examples=250)
 @given(trees)
 @example(NAN_WITH_PAYLOAD)
@@ -35,6 +36,7 @@ def test_a_tree_comes_back_to_the_last_bit(tree: Any) -> None:
     assert exact(decode(encode(tree))) == exact(tree)
 
 
+@pytest.mark.slow
 @settings(max_examples=250)
 @given(trees, trees)
 def test_skeletons_are_equal_exactly_when_signatures_are(one: Any, other: Any) -> None:

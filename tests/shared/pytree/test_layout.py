@@ -211,6 +211,7 @@ tags = st.lists(st.sampled_from(b"NTLDMUOSQAKFIBCPts\0\1\2"), max_size=40).map(b
 changed = st.builds(mutated, trees.map(lambda tree: encode(tree).skeleton), st.integers(0, 9999))
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(st.binary(max_size=40) | tags | changed)
 @example(b"D" + count(1) + b"f" + b"\x7f\xf8" + bytes(6) + b"N")

@@ -84,6 +84,7 @@ def test_requests_and_replies_arrive_with_their_buffers(ends: tuple[Recorder, Re
     assert ours.read() == ("reply", 1, (0, b"value"), b"result")
 
 
+@pytest.mark.slow
 @given(numbers, verbs, arguments)
 def test_a_request_is_what_rpyc_would_send(seq: int, verb: str, args: tuple[Any, ...]) -> None:
     """The bytes of `conn.root.verb(*args)` in rpyc, put together from constants."""
@@ -116,6 +117,7 @@ def test_a_reply_is_what_rpyc_would_send(seq: int, value: Any) -> None:
     assert encode_reply(seq, value) == expected
 
 
+@pytest.mark.slow
 @given(numbers, arguments)
 def test_the_fast_and_the_general_way_read_the_same_request(
     seq: int, args: tuple[Any, ...]
@@ -278,6 +280,7 @@ garbage = st.binary(max_size=100) | st.binary(max_size=100).map(b"\1\x11".__add_
 mutations = st.integers(0, 1 << 30).map(mutated)
 
 
+@pytest.mark.slow
 @settings(max_examples=1500)
 @given(garbage | mutations | mutations)
 @example(b"\1\x11\x51\x11\x51\x08\x00")

@@ -181,6 +181,7 @@ def test_a_forked_child_leaves_without_a_word_to_the_peer(pair: Pair) -> None:
     os.close(kept)
 
 
+@pytest.mark.slow
 def test_an_interrupt_that_no_system_call_hears_of_ends_a_wait(pair: Pair) -> None:
     """Both ways; nothing that was counted is lost."""
     ours, theirs = pair

@@ -68,6 +68,7 @@ def test_a_port_that_is_taken(runtime: Path, capsys: Captured) -> None:
     assert f"cannot listen on port {port} of 127.0.0.1" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_it_quietly(start_host: Callable[..., HostProcess]) -> None:
     """With the exit code of an interrupt, although a page is open; the server goes on."""
     host = start_host()

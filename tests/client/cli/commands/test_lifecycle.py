@@ -47,6 +47,7 @@ def test_json_says_the_same(files: LocalServerFiles, capsys: pytest.CaptureFixtu
         }
 
 
+@pytest.mark.slow
 def test_a_start_that_fails_quotes_the_server(
     files: LocalServerFiles,
     monkeypatch: pytest.MonkeyPatch,

@@ -205,6 +205,7 @@ def test_it_goes_on_when_the_log_is_shortened(log: Path, missed: bool) -> None:
     assert len(list(file.lines())) == 1
 
 
+@pytest.mark.slow
 def test_following_goes_on_over_a_restart(files: LocalServerFiles, runtime: Path) -> None:
     """Of the server, whose successor writes to the same file; each line comes at once."""
     assert main(["start"]) == 0

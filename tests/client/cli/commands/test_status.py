@@ -52,6 +52,7 @@ def test_json_is_what_the_host_says(
     assert report["worker"]["calls"] == 0
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_is_reported(
     start_host: StartHost, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -66,6 +66,7 @@ def test_a_target_is_sixteen_hex_digits_and_what_they_stand_for() -> None:
     json.dumps(found.facts)
 
 
+@pytest.mark.slow
 def test_it_is_the_same_in_the_next_process() -> None:
     """Whatever its hash seed, its working directory, and what it tells people are."""
     quiet = in_a_process(PYTHONHASHSEED="1")
@@ -282,6 +283,7 @@ print(target() == before)
 """
 
 
+@pytest.mark.slow
 def test_where_jax_keeps_files_does_not_count() -> None:
     """The target is known before jax is told about the store, and the same after."""
     done = subprocess.run(

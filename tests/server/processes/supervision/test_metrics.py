@@ -239,6 +239,7 @@ def read(url: str, token: str = "") -> tuple[int, str]:
             return error.code, error.read().decode()
 
 
+@pytest.mark.slow
 @pytest.mark.own_server
 def test_a_server_serves_what_it_did(start_live: Callable[..., LiveServer], runtime: Path) -> None:
     """To whoever has the token; with it set, to nobody else."""

@@ -72,6 +72,7 @@ def test_a_worker_that_rests_is_replaced_when_somebody_comes(
     assert ask(path + ".control", ask="status")["worker_state"] == "ready"
 
 
+@pytest.mark.slow
 def test_a_server_whose_worker_rests_can_be_stopped(start_host: StartHost, runtime: Path) -> None:
     """And stops by itself after its time, as if the idle worker were there."""
     path = str(runtime / "server.sock")
@@ -287,6 +288,7 @@ def test_stop_on_the_control_socket_drains_and_stop_now_does_not(start_host: Sta
     assert host.wait()[0] == 1
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_is_killed_when_the_drain_timed_out(start_host: StartHost) -> None:
     """Without a word of a running call, patience is limited; exit code 1."""
     host = start_host("--drain-timeout-s", "0.1")

@@ -194,6 +194,7 @@ def test_there_are_no_more_workers_than_there_may_be(start: Callable[..., Tenant
     assert house.visit("alice")["pid"] == alices["pid"]
 
 
+@pytest.mark.slow
 def test_a_worker_that_rests_makes_room_and_comes_back(start: Callable[..., TenantServer]) -> None:
     """Its principal finds the next one; meanwhile another can have a worker."""
     house = start("--max-workers", "1", FAKE_WORKER="resting")
@@ -207,6 +208,7 @@ def test_a_worker_that_rests_makes_room_and_comes_back(start: Callable[..., Tena
         house.visit("bob")  # the second one of Alice does not rest
 
 
+@pytest.mark.slow
 def test_a_token_of_one_whose_worker_rests_can_be_taken_away(
     start: Callable[..., TenantServer],
 ) -> None:

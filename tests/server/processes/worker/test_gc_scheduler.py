@@ -43,6 +43,7 @@ def test_python_no_longer_collects_by_itself(
     assert started == ["jaxd-housekeeper"]
 
 
+@pytest.mark.slow
 def test_garbage_is_collected_when_nobody_waits(admission: Admission) -> None:
     """Not while a call is running, and not for a few objects."""
     scheduler = GcScheduler(admission)
@@ -61,6 +62,7 @@ class Tracked:
     """Says when it is freed."""
 
 
+@pytest.mark.slow
 def test_old_garbage_is_collected_when_nobody_has_called_for_a_while(admission: Admission) -> None:
     """What outlived a look at what is new takes a look at everything, which takes longer."""
     scheduler = GcScheduler(admission)
@@ -79,6 +81,7 @@ def test_old_garbage_is_collected_when_nobody_has_called_for_a_while(admission: 
     assert freed() is None
 
 
+@pytest.mark.slow
 def test_garbage_is_collected_in_the_end(
     admission: Admission, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,6 +41,7 @@ def made_by(view: WorkerView) -> int:
     return view.programs.made - before
 
 
+@pytest.mark.slow
 def test_only_rows_of_what_was_used_are_made(
     in_process_server: InProcessServer, view: WorkerView
 ) -> None:

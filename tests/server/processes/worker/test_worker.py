@@ -83,6 +83,7 @@ def alone(runtime: Path) -> Iterator[WorkerAlone]:
     worker.close()
 
 
+@pytest.mark.slow
 def test_a_worker_lives_as_its_host_wants(alone: WorkerAlone) -> None:
     """It says that it is ready, answers the host and clients, and drains: exit code 0."""
     alone.send(ask="status")

@@ -102,6 +102,7 @@ def untouched():
 """
 
 
+@pytest.mark.slow
 def test_what_somebody_has_patched_travels_along(tmp_path: Path) -> None:
     """However the function gets at the module; the server's own stays as it is."""
     needs("optax")
