@@ -17,10 +17,10 @@ SUMMARY: Final = """\
    the loads that are too old, and not the bound: see [how often clients are
    told](#how-often-clients-are-told), and [members that pass calls
    on](#members-that-pass-calls-on).
-2. **What the director sends, between 256 and 1,000 members.** All members have news every
-   second, and all clients get all of them, so bytes grow with members times clients. Nearly all
-   of these bytes say which functions are warm, which no client needs for its choice ([the
-   director](#the-director)).
+2. **What the director sends, beyond 1,000 members.** All members have news every second, and all
+   clients get all of them, so bytes grow with members times clients. Which functions are warm
+   would be nearly all of these bytes, and their end between 256 and 1,000 members; clients are
+   not sent it ([the director](#the-director)).
 
 What does not break: keys stay with few members. At every size 96 of 100 calls and more find
 their program in memory; where clients take members in turn, that are 59 of 100 with 64 members
@@ -43,8 +43,8 @@ load needs, and costs 2 to 4 of 100 warm calls.
 With two clients for each member. Heartbeats are few: with 1,000 members one comes every 0.5 ms.
 News are the load: a process that does nothing but send moved 1 MB in 1.3 ms over TCP
 (docs/curves.md), so 760 MB in a second are the end of a director, whatever else it has to do
-for each client; with 1,000 members it would be 1.5 GB. The same news without the list of warm
-functions are 28 MB.
+for each client. With the list of warm functions, which no client needs to choose a member, it
+would be 1.5 GB with 1,000 members; so clients are not sent that list, and it is 28 MB.
 """,
     "stale": """\
 The members are asked twice as often as clients are told. With loads that are told every 0.03 s

@@ -234,7 +234,10 @@ class MemberServer:
         return "its log cannot be read"
 
 
-_NOT_INHERITED: Final = frozenset({"JAXD_SERVER", "JAXD_STORE", "JAXD_STORE_READ_ONLY"})
+_NOT_INHERITED: Final = frozenset(
+    {"JAXD_SERVER", "JAXD_STORE", "JAXD_STORE_READ_ONLY"}
+    | {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}  # code of clients runs there
+)
 
 
 def store_key(key: str) -> str:

@@ -275,7 +275,8 @@ class MemberTable:
             if is_load and now - entry.shown_at < LOAD_EVERY_S:
                 return
         entry.shown, entry.shown_at = member, now
-        if self._journal.put("members", member.name, member.to_dict()):
+        # clients choose without `warm`, and it would be nearly all that they are sent
+        if self._journal.put("members", member.name, replace(member, warm=()).to_dict()):
             self.on_news()
 
     def remove(self, name: str) -> None:

@@ -21,7 +21,7 @@ as there is news, or after `wait_s` seconds (at most `MOST_WAIT_S`) without any;
 
 A change without members says that nothing has changed. With `more`, the client asks on at once and
 adds up what it gets. A director that does not know the `source` (it is another one than before)
-answers with a whole view. News of `load` and `warm` alone are sent at most once in `LOAD_EVERY_S`.
+answers with a whole view. News of `load` alone are sent at most once in `LOAD_EVERY_S`.
 
 **Unreachable members.** A client that cannot open a connection to a member asks `POOL_UNREACHABLE`
 with `(name: str, epoch: int, reason: str)`. The answer is JSON,
@@ -85,7 +85,8 @@ class PoolMember:
             be left, no new values and functions go to it; ``lost``: it does not answer the
             director.
         load: calls that it has open.
-        warm: the first `WARM_DIGITS` hex digits of keys of functions that it has programs of.
+        warm: the first `WARM_DIGITS` hex digits of keys of functions that it has programs of;
+            for the director and `jaxd pool status`, and empty in what clients are sent.
     """
 
     name: str = ""
