@@ -56,10 +56,19 @@ def prepare(root: Path, mutants: Sequence[Mutant]) -> None:
     for name in sorted({mutant.file for mutant in mutants}):
         lines = (root / name).read_text().split("\n")
         here = [(m.line, number) for number, m in enumerate(mutants) if m.file == name]
-        for line, number in sorted(here, reverse=True):
+        for line, number in sorted(((_before(lines, at), n) for at, n in here), reverse=True):
             indent = lines[line - 1][: len(lines[line - 1]) - len(lines[line - 1].lstrip())]
             lines.insert(line - 1, f"{indent}__import__('mutant_reach').hit({number})")
         (root / name).write_text("\n".join(lines))
+
+
+def _before(lines: Sequence[str], line: int) -> int:
+    """The line before which a statement may stand: that of its `if`, where it is an `elif`."""
+    word = lines[line - 1].lstrip()
+    if not word.startswith("elif "):
+        return line
+    indent = " " * (len(lines[line - 1]) - len(word))
+    return next(n for n in range(line - 1, 0, -1) if lines[n - 1].startswith(f"{indent}if "))
 
 
 def tests_by_mutant(folder: Path) -> dict[int, list[tuple[str, float]]]:
