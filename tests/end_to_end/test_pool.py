@@ -266,6 +266,19 @@ def test_an_array_on_all_members_moves_to_none_and_outlives_one(pool: PoolHere) 
     assert float(total(x, 2.0)) == LARGE + 2
 
 
+def test_a_name_is_that_of_what_was_put_last(pool: PoolHere) -> None:
+    """On whichever member an older one is, also when that is draining."""
+    pool.client.put(np.zeros(3), name="weights", replicate=True)
+    new = pool.client.put(np.ones(3), name="weights")
+    pool.director.show(
+        next(name for name in pool.members if name != member_of(new, pool)), state="draining"
+    )
+    with connect(pool.director.pool) as other:
+        np.testing.assert_array_equal(np.asarray(other.named("weights")), np.ones(3))
+        assert other.forget("weights")
+        assert not other.forget("weights")
+
+
 def test_a_name_is_found_on_whichever_member_it_is(pool: PoolHere) -> None:
     """And forgotten there."""
     pool.client.put(np.arange(3.0), name="numbers")

@@ -13,7 +13,7 @@ from jaxd.interop.remote_array import RemoteArray
 from jaxd.remote_values.store import RemoteStore
 from jaxd.request.arguments import ArgumentEncoder
 from jaxd.results.reader import ResultReader
-from jaxd_protocol.errors import ArgumentError, ValueDeleted, ValuesLost, WorkerReplaced
+from jaxd_protocol.errors import ArgumentError, JaxdError, ValueDeleted, ValuesLost, WorkerReplaced
 from jaxd_protocol.messages.data_locations import first_value_id, new_call_number, pack_ids
 from jaxd_protocol.pytree import TreeEncoder
 
@@ -38,11 +38,23 @@ def put(
         return retry_in_new_session(one, lambda values: _put(values, tree, name, ttl_s))
 
     if not replicate:
-        return on(caller)
+        placed = on(caller)
+        if name is not None and caller.breadth > 1:
+            _forget_elsewhere(caller, placed, name)
+        return placed
     first, *others = map(on, caller.everywhere())
     for array, *copies in zip(leaves_of(first), *map(leaves_of, others), strict=True):
         array.replicas = tuple(copies)
     return first
+
+
+def _forget_elsewhere(caller: Caller, placed: Any, name: str) -> None:
+    """A name is that of one tree: other members of a pool may have an older one under it."""
+    fetchers = {id(leaf.fetcher) for leaf in leaves_of(placed)}
+    for each in caller.everywhere(also_draining=True):
+        with suppress(JaxdError):  # one that cannot be reached is asked last for a name
+            if id(each.session.values()) not in fetchers:
+                retry_in_new_session(each, lambda values: values.ask("unname", name))
 
 
 def retry_in_new_session(caller: Caller, ask: Callable[[RemoteStore], T]) -> T:
@@ -149,7 +161,7 @@ class _StructureEncoder(TreeEncoder):
 
 def find_named(caller: Caller, name: str) -> Any:
     """The tree under a name, its arrays on the server; see `jaxd.named`."""
-    *others, last = reversed(caller.everywhere(also_draining=True))
+    *others, last = caller.everywhere(also_draining=True)  # which get nothing new, and come last
     for each in others:
         with suppress(ValueDeleted):
             return retry_in_new_session(each, lambda values: _fetch_named(values, name))

@@ -68,10 +68,13 @@ class Session:
         keeps_use: whether `use` is asked once more before this process exits.
         outages: how often the server could not be reached for a while.
         saving: the checkpoint that was begun last, until somebody has waited for it; None: none.
+        member: which server of a pool it is with: two may give their workers the same number, and
+            containers the same process id.
     """
 
     keeps_use = False
     saving: Any = None  # of a module that few processes need
+    member = ""
 
     def __init__(self, settings: Settings, handler: ServerRequestHandler) -> None:
         self.settings = settings
@@ -354,6 +357,9 @@ class Session:
         connection, welcome = open_connection(
             self.address, self.settings, known, self._handler, deadline
         )
+        if self.member:
+            connection.worker = (*connection.worker, self.member)
+            connection.session = (*connection.session, self.member)
         progress = self.progress
         connection.on_transfer = lambda sender: progress().transfer(sender)
         if self.store is None or self.id != welcome["session"]:

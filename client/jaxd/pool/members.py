@@ -157,14 +157,9 @@ class MemberSession(Session):
 
     def _connect_by(self, address: Address, at: PoolMember, deadline: float | None) -> OpenSession:
         self.settings = self.settings.replaced(server=address)
+        self.member = at.name
         opened = super()._connect(deadline)
-        # two members may give their workers the same number, and containers the same process id
-        connection, store = opened
-        plain, named = connection.worker, (*connection.worker, at.name)
-        connection.worker, connection.session = named, (*connection.session, at.name)
-        if store.worker == plain:
-            store.worker = named
-        store.address = str(address)  # of arrays that are made again it is another one
+        opened.values.address = str(address)  # of arrays that are made again it is another one
         self._tried.clear()
         return opened
 

@@ -343,7 +343,9 @@ class _Step:
     def choose(self, *, has_data: bool) -> Sequence[ArgumentSource]:
         """Decides how it is made; what that needs in turn."""
         for batch in self.batches:
-            here = ((each, each.fetcher.data_here(each)) for each in batch.arrays)
+            # one that goes on as its copy on another server has the number of that
+            own = (each for each in batch.arrays if each.origin is batch)
+            here = ((each, each.fetcher.data_here(each)) for each in own)
             self._data.update(
                 (each.number, (each.leaf, data)) for each, data in here if data is not None
             )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import types
 from collections import OrderedDict, defaultdict, deque
-from copy import copy
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -77,30 +76,32 @@ def pack_cached(value: Any, what: str) -> Packed:
     now = current_packing().mark
     kept: list[Any] = []
     key = hashable(static_key(value, kept))
-    known = _pickle_cache.get(key) or _large_pickles.get(key)
-    if known is None or known.mark != now or not known.guards.hold():
-        # first: what changes meanwhile is noticed
-        watched = guard_content(value, type(value).__qualname__)
-        packed = _packed(value, what)
-        known = _CachedPickle((value, kept), now, Guards(), packed)
-        size = 0 if isinstance(packed, PackingError) else len(packed)
-        if watched is not None and size <= _MAX_LARGE_BYTES:
-            kept_in = _pickle_cache if size <= _MAX_CACHED_BYTES else _large_pickles
-            kept_in[key] = known._replace(guards=watched.guards)
-    if isinstance(known.packed, PackingError):
-        raise copy(known.packed) from known.packed.__cause__
-    return known.packed
-
-
-def _packed(value: Any, what: str) -> Packed | PackingError:
-    """Also that it cannot travel is found out once: who falls back calls again and again."""
+    known = _pickle_cache.get(key) or _large_pickles.use(key)
+    if known is not None and known.mark == now and known.guards.hold():
+        if not isinstance(known.packed, PackingError):
+            return known.packed
+        _pickle_cache.pop(key, None)  # a call asks twice; the next one finds out for itself
+        raise known.packed
+    # first: what changes meanwhile is noticed
+    watched = guard_content(value, type(value).__qualname__)
     try:
-        return pack(value, what)
+        packed = pack(value, what)
     except PackingError as error:
-        for each in (error, error.__cause__):
-            if each is not None:
-                each.__traceback__ = None  # its frames would be kept as well
-        return error
+        if watched is not None and _depends_on_the_value(error):
+            again = PackingError(*error.args)
+            _pickle_cache[key] = _CachedPickle((value, kept), now, watched.guards, again)
+        raise
+    _pickle_cache.pop(key, None)
+    if watched is not None and len(packed) <= _MAX_LARGE_BYTES:
+        kept_in = _pickle_cache if len(packed) <= _MAX_CACHED_BYTES else _large_pickles
+        kept_in[key] = _CachedPickle((value, kept), now, watched.guards, packed)
+    return packed
+
+
+def _depends_on_the_value(error: PackingError) -> bool:
+    """Whether packing it again fails again: not with less on the stack, or a moment later."""
+    cause = error.__cause__
+    return isinstance(cause, PackingError) and cause.__cause__ is cause.__context__ is None
 
 
 # whether changes of an object would be noticed ---------------------------------------------------

@@ -15,6 +15,7 @@ from __future__ import annotations
 import atexit
 import functools
 import itertools
+import os
 import pkgutil
 import threading
 import time
@@ -311,8 +312,14 @@ class StoreCalls:
                     warn_user(f"functions run under plain jax.jit: {error} {_SEE}", StoreWarning)
                     raise
                 self._programs = found
-                atexit.register(found.close)
+                atexit.register(_close_in, os.getpid(), found)
             return self._programs
+
+
+def _close_in(process: int, programs: Programs) -> None:
+    """The child of a fork leaves the builder of its parent alone."""
+    if os.getpid() == process:
+        programs.close()
 
 
 _NO_JAX: Final = (

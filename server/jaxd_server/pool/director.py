@@ -32,6 +32,7 @@ from jaxd_protocol.messages.pool_view import (
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.handshake import finish_handshake, refuse_client
 from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, stream_over
+from jaxd_protocol.wire.stream import tune_socket
 from jaxd_server.auth.acceptor import Acceptor, Authenticates
 from jaxd_server.auth.accounts import Accounts, ConnectedAccounts
 from jaxd_server.auth.authenticator import AuthenticatedPeer, authenticator_factory
@@ -49,6 +50,7 @@ _MOST_RELAYED: Final = 256
 
 _POLL_S: Final = 0.5
 _CONNECT_S: Final = 5.0
+_RELAY_PAUSE_S: Final = 0.1
 _STEP_BYTES: Final = 1 << 18
 _MOST_LETTERS: Final = 300
 _LOG_BURST: Final = 20
@@ -422,24 +424,35 @@ class Relay:
     def __init__(self, host: str, target: Callable[[], Address | None]) -> None:
         self._target = target
         self._slots = threading.BoundedSemaphore(_MOST_RELAYED)
+        self._closed = threading.Event()
         self._listening = socket.create_server((host, 0))
         self.port: int = self._listening.getsockname()[1]
         start_thread(threading.Thread(target=self._run, name="jaxd-relay", daemon=True))
 
     def close(self) -> None:
         """Accepts nobody any more."""
+        self._closed.set()
         with suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._listening.close()
 
     def _run(self) -> None:
-        with suppress(OSError):  # it was closed
-            while True:
-                self._slots.acquire()
-                client, _ = self._listening.accept()
-                threading.Thread(
-                    target=self._join, args=(client,), name="jaxd-relay", daemon=True
-                ).start()
+        while not self._closed.is_set():
+            self._slots.acquire()
+            try:
+                self._accept()
+            except (OSError, Busy):  # closed, or short of descriptors or threads: for a moment
+                self._slots.release()
+                self._closed.wait(_RELAY_PAUSE_S)
+
+    def _accept(self) -> None:
+        client, _ = self._listening.accept()
+        thread = threading.Thread(target=self._join, args=(client,), name="jaxd-relay", daemon=True)
+        try:
+            start_thread(thread)
+        except Busy:
+            client.close()
+            raise
 
     def _join(self, client: socket.socket) -> None:
         try:
@@ -447,7 +460,8 @@ class Relay:
                 target = self._target()
                 if target is not None:
                     member = socket.create_connection(target.place, _CONNECT_S)
-                    member.settimeout(None)
+                    for each in (client, member):
+                        tune_socket(each)  # a peer that is gone is noticed
                     _Pair(client, member).run()
         finally:
             self._slots.release()

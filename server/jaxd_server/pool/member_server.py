@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from jaxd_protocol.base.process import machine_id
 from jaxd_protocol.errors import JaxdError, ProtocolError
-from jaxd_protocol.messages.pool_view import MOST_WARM, WARM_DIGITS
+from jaxd_protocol.messages.pool_view import MOST_WARM, WARM_DIGITS, may_be_told
 from jaxd_protocol.messages.server_view import ServerView
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.certificates import (
@@ -164,7 +164,8 @@ class MemberServer:
         if self.ended.is_set():
             return MemberReport(state="lost", why=f"its server has ended: {self._last_words()}")
         listen = () if view is None else view.server.listen
-        return report_of(view, addresses=tuple(map(self._for_clients, listen)), **known)
+        addresses = tuple(map(self._for_clients, filter(may_be_told, listen)))
+        return report_of(view, addresses=addresses, **known)
 
     def stop(self) -> None:
         """Ends the server; its calls are finished first, for a while."""

@@ -9,13 +9,11 @@ has a function that takes it apart, which `Handlers` passes to the walk.
 from __future__ import annotations
 
 import os
-import sys
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType, ModuleType
 from typing import Any, Final, NamedTuple
 
-from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.fingerprint.canonical_bytes import ATOMS, DIGEST_SIZE, atom, digest, tag
 from jaxd_protocol.fingerprint.data_model import (
     Archives,
@@ -28,7 +26,7 @@ from jaxd_protocol.fingerprint.data_model import (
     UnsharedObject,
 )
 from jaxd_protocol.fingerprint.guards import Guards
-from jaxd_protocol.fingerprint.process_view import LocalProcess, ProcessView
+from jaxd_protocol.fingerprint.process_view import ProcessView
 from jaxd_protocol.packages.distributions import Package, import_root
 
 MAX_PARTS: Final = 5000
@@ -62,8 +60,6 @@ class WalkResult(NamedTuple):
         classes: those whose digests are part of this one. In a walk over a class what was found in
             them is not in the other attributes.
         reached: of a walk over a class: all classes that it leads to, by `id`.
-        is_lasting: of a walk over a class: whether it would be the same in any walk, as long as the
-            guards hold, also those of the classes below.
     """
 
     fingerprint: Fingerprint
@@ -71,7 +67,6 @@ class WalkResult(NamedTuple):
     guards: Guards
     classes: tuple[WalkedClass, ...] = ()
     reached: Mapping[int, type] = MappingProxyType({})
-    is_lasting: bool = False
 
 
 class WalkedClass(NamedTuple):
@@ -86,14 +81,6 @@ class WalkedClass(NamedTuple):
     cls: type
     found: WalkResult
     path: str
-
-
-_kept_walks: Final = BoundedDict[int, WalkedClass](1024)
-"""Lasting walks over classes that are in modules, by `id`: others may hold large data that goes."""
-
-
-def _is_in_a_module(cls: type) -> bool:
-    return getattr(sys.modules.get(cls.__module__), cls.__name__, None) is cls
 
 
 class Handlers(NamedTuple):
@@ -153,10 +140,8 @@ class Walk:
         self._open_sets: frozenset[int] = frozenset()
         self._classes: dict[int, WalkResult] = {}
         self._leads_to: dict[int, dict[int, type]] = {}  # for classes, others that are not finished
-        self._holding: dict[int, tuple[WalkResult, bool]] = {}  # whether the guards of it hold
         self.open_classes: frozenset[int] = frozenset()
         self.classes_inside: dict[int, type] = {}
-        self._is_plain = listed is None and type(process_view) is LocalProcess
         self.read_by: set[tuple[int, int]] = set()
         self.passed_to: set[tuple[int, int, str]] = set()
         self.archived: set[str] = set()
@@ -412,7 +397,6 @@ class Walk:
         inner._open_sets = open_sets or self._open_sets
         inner._classes = self._classes
         inner._leads_to = self._leads_to
-        inner._holding = self._holding
         inner.open_classes = self.open_classes
         inner.classes_inside |= self.classes_inside
         inner.archived = self.archived
@@ -428,7 +412,7 @@ class Walk:
         Raises:
             CyclicClasses: when it leads to a class that is being walked over, and so to itself.
         """
-        known = self._classes.get(id(cls)) or self._kept_walk(cls)
+        known = self._classes.get(id(cls))
         leads_to = self._leads_to.setdefault(id(cls), {}) if known is None else known.reached
         for unfinished in (self.open_classes, self.classes_inside.keys()):
             for number in unfinished & leads_to.keys():
@@ -449,47 +433,8 @@ class Walk:
         reached = inner.classes_inside
         for each in found.classes:
             reached = {**reached, **each.found.reached}
-        found = found._replace(reached=reached, is_lasting=self._is_lasting(found))
-        self._classes[id(cls)] = found
-        if found.is_lasting and _is_in_a_module(cls):
-            _kept_walks[id(cls)] = WalkedClass(cls, found, "")
+        found = self._classes[id(cls)] = found._replace(reached=reached)
         return found
-
-    def _may_keep(self) -> bool:
-        """Whether classes are looked at as in any walk of this process."""
-        return self._is_plain and not self._open_sets and not self._ignore and self.archives is None
-
-    def _is_lasting(self, found: WalkResult) -> bool:
-        """What stands for the environment is not: a walk that takes it over adds to it."""
-        return (
-            self._may_keep()
-            and found.guards.complete
-            and not found.fingerprint.unshared
-            and not any(hasattr(each, "merge") for each in found.reach.replacements.values())
-            and all(each.found.is_lasting for each in found.classes)
-        )
-
-    def _holds(self, found: WalkResult) -> bool:
-        """Whether nothing has changed since that walk; looked at once in each later one."""
-        known = self._holding.get(id(found))
-        if known is None:
-            holds = found.guards.hold() and all(self._holds(each.found) for each in found.classes)
-            known = self._holding[id(found)] = found, holds
-        return known[1]
-
-    def _kept_walk(self, cls: type) -> WalkResult | None:
-        kept = _kept_walks.use(id(cls)) if self._may_keep() else None
-        if kept is None or kept.cls is not cls or not self._holds(kept.found):
-            return None
-        self._note_walked(kept)
-        return kept.found
-
-    def _note_walked(self, one: WalkedClass) -> None:
-        """As if this walk had walked over a class: the classes below it are known as well then."""
-        if id(one.cls) not in self._classes:
-            self._classes[id(one.cls)] = one.found
-            for below in one.found.classes:
-                self._note_walked(below)
 
     def package(self, module: str) -> None:
         """Appends which distribution an installed module belongs to."""

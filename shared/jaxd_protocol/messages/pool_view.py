@@ -65,6 +65,8 @@ STATES: Final = ("starting", "ready", "draining", "lost")
 _NAME: Final = re.compile("[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _NAME_LETTERS: Final = 64
 _MOST_MEMBERS: Final = 10_000
+_MOST_DEVICES: Final = 1024
+"""Of one member: each has a weight of its own for each key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +169,12 @@ def _patched(before: Mapping[str, PoolMember], change: Mapping[str, Any]) -> dic
     return found
 
 
+def may_be_told(address: str) -> bool:
+    """Whether a director may tell clients an address of a member."""
+    parsed = Address.parse(address)
+    return parsed.kind in ("unix", "tls") and not parsed.is_pool
+
+
 def _checked(name: str, member: PoolMember) -> PoolMember:
     """The member, if all its texts are what they are to be.
 
@@ -175,6 +183,8 @@ def _checked(name: str, member: PoolMember) -> PoolMember:
     """
     if member.name != name or not _NAME.fullmatch(name) or member.state not in STATES:
         raise ValueError("name or state of a member")
-    if any(Address.parse(each).kind not in ("unix", "tls") for each in member.addresses):
+    if not 0 <= member.devices <= _MOST_DEVICES:
+        raise ValueError("devices of a member")
+    if not all(map(may_be_told, member.addresses)):
         raise ValueError("an address of a member")
     return member
