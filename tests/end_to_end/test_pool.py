@@ -25,6 +25,8 @@ from jaxd.errors import (
 )
 from jaxd.pool.caller import PoolCaller
 from jaxd.pool.routes import Pool
+from jaxd.request.call_request import CallRequest
+from jaxd_protocol.messages.calls import FROM_CALLBACK
 from jaxd_protocol.network.pool_routing import ranked
 from tests.end_to_end.gates import Gate, advice, stop_when_run, wait_until
 from tests.end_to_end.pools import PoolHere
@@ -334,6 +336,21 @@ def test_a_member_that_stops_refuses_a_call_which_another_one_makes(pool: PoolHe
     pool.members[first].parts._worker_context.pipeline.admission.drain()
     assert double_(2.0) == 4.0
     assert double_.submit(3.0).result() == 6.0
+    assert len(pool.calls) == 2
+
+
+def test_a_client_that_says_it_is_inside_of_a_callback_is_not_believed(
+    pool: PoolHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where its server has called nothing back: a member that stops refuses such a call as well."""
+    double_ = pool.client.persistent_call(double)
+    first = ranked(key_of(double_), sorted(pool.members))[0]
+    assert double_(1.0) == 2.0
+    flags: property = vars(CallRequest)["flags"]
+    forged = property(lambda call: flags.__get__(call) | FROM_CALLBACK)
+    monkeypatch.setattr(CallRequest, "flags", forged)
+    pool.members[first].parts._worker_context.pipeline.admission.drain()
+    assert double_(2.0) == 4.0
     assert len(pool.calls) == 2
 
 

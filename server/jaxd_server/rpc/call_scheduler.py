@@ -116,7 +116,8 @@ class CallScheduler:
             call.strict = bool(flags & STRICT)
             call.warm_only = bool(flags & WARM)
             call.call_back = partial(client.call_back, seq)
-            call.inside = bool(flags & FROM_CALLBACK)
+            # the word of a client alone would have a call admitted where others wait
+            call.inside = bool(flags & FROM_CALLBACK and client.called_back)
             call.lost = 2 if flags & LOST_AGAIN else flags & LOST_ONCE and 1
             call.session = session
             call.referenced_data = self._session_state.referenced_data

@@ -36,6 +36,7 @@ class ClientProxy:
     Attributes:
         owner: names the connection; see `FunctionSource`.
         questions: those that the client has not answered yet.
+        called_back: those of them in which it runs a callback.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class ClientProxy:
     ) -> None:
         self.owner = os.urandom(16)
         self.questions = PendingQuestions()
+        self.called_back: set[int] = set()
         self._connection = connection
         self._share = share
         self._send_queue = send_queue
@@ -126,10 +128,14 @@ class ClientProxy:
         question = (number, *asked, int(wants_result))
         seq = next(self._connection.numbers)
         send = partial(self._send_callback, seq, question, buffers)  # behind the call's output
-        with self.waiting():
-            value, frame = self.questions.ask(
-                seq, lambda: self._send_queue.put(send), patiently=True
-            )
+        self.called_back.add(seq)
+        try:
+            with self.waiting():
+                value, frame = self.questions.ask(
+                    seq, lambda: self._send_queue.put(send), patiently=True
+                )
+        finally:
+            self.called_back.discard(seq)
         return read_callback(value, frame.buffers) if wants_result else None
 
     def _send_callback(
