@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -21,7 +22,7 @@ from tests.end_to_end.pools import PoolOfServers, pool_of_servers, statistics
 pytestmark = [pytest.mark.slow, pytest.mark.own_server]
 
 KEY = "a-key-of-tests-0123456789-abcdefghij"
-MOMENTS = range(20)
+MOMENTS = range(int(os.environ.get("MEMBER_KILLS", "20")))
 ITEMS = 120
 
 PROGRAM = """
