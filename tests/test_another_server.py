@@ -85,6 +85,7 @@ def test_they_use_the_server_that_is_named(live: LiveServer, suite: Path) -> Non
     assert "the server of --on-server has no only_here" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.own_server
 def test_a_server_that_is_not_there_ends_them_at_once(suite: Path) -> None:
     """With the client's own words, and not once for each test."""

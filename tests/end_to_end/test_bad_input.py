@@ -398,6 +398,7 @@ def step(x):
 """
 
 
+@pytest.mark.slow
 def test_an_error_is_shown_where_the_code_is_now(live: LiveServer, tmp_path: Path) -> None:
     """A comment above a function is no part of its key, and a cell may be run again elsewhere."""
     main = (

@@ -56,6 +56,7 @@ def expect(state: dict[str, Any], more: int) -> None:
         np.testing.assert_array_equal(np.asarray(state[f"w{i}"]), np.full(SIZE, i + more, "f4"))
 
 
+@pytest.mark.slow
 def test_a_state_that_goes_round_is_one_object(
     client: Client, in_process_server: InProcessServer
 ) -> None:
@@ -103,6 +104,7 @@ def test_an_array_that_is_read_at_each_step_is_still_part_of_the_state(client: C
     expect(state, 6)
 
 
+@pytest.mark.slow
 def test_what_is_dropped_of_a_result_is_freed_soon(
     client: Client, in_process_server: InProcessServer
 ) -> None:
@@ -124,6 +126,7 @@ def test_what_is_dropped_of_a_result_is_freed_soon(
     assert values_of(in_process_server).nbytes == 10 * SIZE * 4
 
 
+@pytest.mark.slow
 def test_an_array_that_is_kept_does_not_keep_the_others(
     client: Client, in_process_server: InProcessServer
 ) -> None:

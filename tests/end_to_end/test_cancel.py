@@ -93,6 +93,7 @@ def by_a_thread(process: subprocess.Popen[str]) -> None:
     process.stdin.flush()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interrupt", [at_the_keyboard, by_a_thread])
 def test_an_interrupt_ends_the_trace(
     live: LiveServer, client: Client, interrupt: Callable[[subprocess.Popen[str]], None]

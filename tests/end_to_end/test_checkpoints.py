@@ -116,6 +116,7 @@ def test_one_array_is_a_tree_as_well(client: Client, tmp_path: Path) -> None:
     np.testing.assert_array_equal(client.restore(tmp_path / "one"), np.arange(3))
 
 
+@pytest.mark.slow
 def test_calls_go_on_while_it_is_written(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,6 +281,7 @@ def test_a_failed_save_leaves_no_files_and_holds_no_memory(
             saving.wait()
 
 
+@pytest.mark.slow
 def test_foreign_files_are_not_overwritten(client: Client, tmp_path: Path) -> None:
     """Neither those in a checkpoint nor a folder that only looks like one; orbax's own are."""
     one, looks = tmp_path / "one", tmp_path / "looks"

@@ -190,6 +190,7 @@ def test_a_call_inside_of_compile_time_evaluation_is_a_call(client: Client) -> N
     np.testing.assert_array_equal(jax.jit(around)(X), X + (X * 3 + 1))
 
 
+@pytest.mark.slow
 def test_leaked_tracers_are_found(client: Client) -> None:
     """`jax.checking_leaks`, which is a setting, with the error of jax."""
     ours = client.persistent_call(leaks, ignore="KEPT")

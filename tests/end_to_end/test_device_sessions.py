@@ -71,6 +71,7 @@ def test_a_session_keeps_its_place_when_its_connection_is_lost(eight: LiveServer
         np.testing.assert_array_equal(np.asarray(result), X * 2)
 
 
+@pytest.mark.slow
 def test_clients_without_jax_choose_as_well(eight: LiveServer) -> None:
     """And the command lists the devices."""
     program = """

@@ -131,6 +131,7 @@ def test_nothing_is_built_twice_for_two_devices(client: Client) -> None:
     assert results == [results[0]] * 4
 
 
+@pytest.mark.slow
 def test_many_clients_on_many_devices_have_one_thing_built(eight: LiveServer) -> None:
     """However many ask at once."""
     clients = [connect(eight.unix) for _ in range(4)]
@@ -252,6 +253,7 @@ def test_functions_that_use_all_devices_wait_for_each_other(eight: LiveServer) -
             client.close()
 
 
+@pytest.mark.slow
 def test_where_its_arguments_lie_is_part_of_what_a_program_is(client: Client) -> None:
     """The same function on an array of one device and on one that lies on all, in turns."""
     spread = client.persistent_call(spread_out).remote(X)

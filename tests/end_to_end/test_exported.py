@@ -59,6 +59,7 @@ def client(strict: LiveServer) -> Iterator[Client]:
         yield client
 
 
+@pytest.mark.slow
 def test_calls_are_what_they_are_elsewhere(client: Client) -> None:
     """Trees, static arguments declared and not, keyword arguments, globals, weak types."""
 
@@ -110,6 +111,7 @@ def test_a_training_loop_keeps_its_state_there(client: Client) -> None:
     assert float(client.persistent_call(lambda x: x[0, 0]).submit(state["w"]).result()) == 3.0
 
 
+@pytest.mark.slow
 def test_derived_functions_are_exported_as_well(client: Client) -> None:
     """Derivatives, mapped functions, linear algebra and random keys."""
     cubed = client.persistent_call(lambda x: (x**3).sum())

@@ -140,6 +140,7 @@ def test_a_process_exits_without_a_search_for_garbage(live: LiveServer) -> None:
     assert live.run(AT_EXIT, "nothing").stdout == "True\n"
 
 
+@pytest.mark.slow
 def test_what_is_finalized_at_exit_still_is(live: LiveServer, tmp_path: Path) -> None:
     """Text that was not written out yet, `__del__`, and what a generator does at its end."""
     own_server_needed()

@@ -108,6 +108,7 @@ def test_a_program_that_is_called_a_few_times_is_not_loaded(
     assert served(client, lambda: [function(X) for _ in range(30)]) == 1
 
 
+@pytest.mark.slow
 def test_another_signature_is_another_program(client: Client) -> None:
     """Shapes, dtypes and weak types that differ are never answered by what is loaded."""
     function, plain = (make(lambda x, y: x * 2 + y) for make in (client.persistent_call, jax.jit))

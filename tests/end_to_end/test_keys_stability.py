@@ -174,6 +174,7 @@ def test_nothing_is_built_again(way: Way, live: LiveServer, first: Any, tmp_path
     assert run(live, tmp_path, way) == [first, 0, 0]
 
 
+@pytest.mark.slow
 def test_other_optimisation_is_another_program(
     live: LiveServer, first: Any, tmp_path: Path
 ) -> None:

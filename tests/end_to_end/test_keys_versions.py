@@ -78,6 +78,7 @@ class Program:
         return json.loads(self.process.stdout.readline())
 
 
+@pytest.mark.slow
 def test_two_versions_of_a_module_live_side_by_side(live: LiveServer, tmp_path: Path) -> None:
     """Each client gets its own version's answers, in turn and again."""
     with (
@@ -231,6 +232,7 @@ print(json.dumps(told))
 """
 
 
+@pytest.mark.slow
 def test_a_definition_that_is_entered_again_counts_at_once(live: LiveServer) -> None:
     """In one process: the new answer each time, and the old one again where it is restored."""
     done = live.run("import warnings; warnings.simplefilter('ignore', UserWarning)\n" + SESSION)

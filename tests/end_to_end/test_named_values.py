@@ -91,11 +91,12 @@ def test_the_command_lists_names(start_live: StartLive) -> None:
     """For people and for programs."""
     live = start_live("--session-grace-s", "0", "--value-bytes", "1M")
     run(live, LEAVE, "weights", "3600")
-    head, row, totals = command(live, "values").splitlines()
+    head, row, totals, advice = command(live, "values").splitlines()
     assert head.split()[0] == "what"
     assert row.startswith("named 'weights'")
     assert row.endswith("60 min")
     assert totals == "2 arrays, 400 kB of 1.05 MB"
+    assert "jaxd.kept()" in advice
     report = json.loads(command(live, "values", "--json"))
     assert report["totals"] == {"values": 2, "bytes": 400_004, "limit_bytes": 1 << 20}
     (holder,) = report["holders"]

@@ -207,6 +207,7 @@ def test_a_callback_may_donate_what_no_other_call_takes(client: Client) -> None:
     assert spare.is_deleted()
 
 
+@pytest.mark.slow
 def test_a_call_of_arrays_of_here_may_call_back_as_well(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,6 +84,7 @@ def add(variable: Any, x: Any) -> Any:
     variable[...] = variable[...] + x
 
 
+@pytest.mark.slow
 def test_a_training_leaves_what_nnx_jit_leaves(
     client: Client, remote_step: Any, expected: list[Any]
 ) -> None:
@@ -235,6 +236,7 @@ class Derived(nnx.Linear):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
 
 
+@pytest.mark.slow
 def test_a_new_module_has_the_defaults_of_its_base(client: Client) -> None:
     """Functions that `__init__` of a base class has put into it."""
 

@@ -234,6 +234,7 @@ def test_a_wrong_magic_says_what_was_meant(notebook: Kernel, line: str, said: st
     assert "Traceback" not in output.error
 
 
+@pytest.mark.slow
 def test_the_magics_answer(notebook: Kernel, live: LiveServer) -> None:
     """What the commands say, a `Why`, and help."""
     assert live.unix in notebook.print("%jaxd")
@@ -273,6 +274,7 @@ print(jaxd.statistics().traces - traces)
 """
 
 
+@pytest.mark.slow
 def test_a_cell_with_the_magic_is_served_and_the_next_is_not(notebook: Kernel) -> None:
     """What it jits stays so; its lines keep their numbers."""
     assert notebook.print(HOOKED) == "1\n"

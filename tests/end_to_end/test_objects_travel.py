@@ -388,6 +388,7 @@ PROGRAMS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_objects_do_what_they_do_under_jax(client: Client, program: Callable[[Make], Any]) -> None:
     """And a program that is run again, with objects that are made anew, traces nothing."""

@@ -129,6 +129,7 @@ def test_each_attempt_of_a_function_that_fails_is_heard(
         assert capsys.readouterr().out == "about to fail\n"
 
 
+@pytest.mark.slow
 def test_what_is_printed_is_only_seen_by_its_client(live: LiveServer) -> None:
     """Several processes call the same program at once; each sees its own numbers, in order."""
     program = """
@@ -223,6 +224,7 @@ def test_log_compiles(client: Client, caplog: pytest.LogCaptureFixture) -> None:
     assert not caplog.messages
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_of_much_output(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
     """More lines than may wait to be sent, and lines longer than one event may be."""
 

@@ -172,6 +172,7 @@ def test_the_smaller_of_values_on_two_members_moves(pool: PoolHere) -> None:
             assert float(result[0]) == 3.0
 
 
+@pytest.mark.slow
 def test_a_function_runs_on_the_member_that_is_named(pool: PoolHere) -> None:
     """Also what is derived of it; its values go there."""
     square = pool.client.persistent_call(lambda x: jnp.sum(x * x))
@@ -328,6 +329,7 @@ def test_values_of_a_dead_member_are_lost_and_calls_go_on(pool: PoolHere) -> Non
     assert [float(each) for each in double_.map(range(50))] == [2.0 * each for each in range(50)]
 
 
+@pytest.mark.slow
 def test_a_member_that_stops_refuses_a_call_which_another_one_makes(pool: PoolHere) -> None:
     """Before the director knows of it."""
     double_ = pool.client.persistent_call(double)
@@ -374,6 +376,7 @@ def test_a_member_that_drains_gets_calls_on_its_values_only(pool: PoolHere) -> N
     wait_until(lambda: status.now()["connections"] == 0)
 
 
+@pytest.mark.slow
 def test_calls_go_on_when_the_director_is_gone(pool: PoolHere) -> None:
     """With the members that are known, and without one that dies then."""
     double_ = pool.client.persistent_call(double)

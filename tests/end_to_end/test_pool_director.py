@@ -68,6 +68,7 @@ def test_the_address_of_a_director_is_not_that_of_a_server(director: LiveDirecto
         client.info()
 
 
+@pytest.mark.slow
 @pytest.mark.own_server
 def test_a_member_that_only_the_director_reaches_is_reached_through_it(
     director: LiveDirector, monkeypatch: pytest.MonkeyPatch

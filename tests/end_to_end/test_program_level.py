@@ -75,6 +75,7 @@ def project(tmp_path: Path, live: LiveServer, client: Client) -> Project:
     return project
 
 
+@pytest.mark.slow
 def test_what_is_no_code_costs_nothing(project: Project) -> None:
     """A second process, a comment, a blank line, another docstring, another place in the file."""
     assert project.cost() == WARM
@@ -88,6 +89,7 @@ def test_what_is_no_code_costs_nothing(project: Project) -> None:
         assert project.cost() == WARM
 
 
+@pytest.mark.slow
 def test_a_rename_costs_a_trace(project: Project) -> None:
     """Nothing is compiled: not for another name of the function, nor of its parameter."""
     project.edit("def step", "def renamed_step")

@@ -179,6 +179,7 @@ def test_without_the_option_nothing_is_loaded(environment: Environment, suite: P
     assert "jaxd: " not in done.stdout
 
 
+@pytest.mark.slow
 def test_a_server_that_is_not_there_is_an_error_of_usage(
     environment: Environment, suite: Path
 ) -> None:
@@ -189,6 +190,7 @@ def test_a_server_that_is_not_there_is_an_error_of_usage(
     assert "unix:///nowhere/s.sock" in done.stderr + done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [["--jaxd-verify"], ["--jaxd-server", "unix:///s.sock"]])
 def test_an_option_of_a_served_run_needs_one(
     environment: Environment, suite: Path, options: list[str]

@@ -230,6 +230,7 @@ def gate(tmp_path: Path) -> Gate:
     return Gate(tmp_path / "gate")
 
 
+@pytest.mark.slow
 def test_a_session_that_was_given_up_is_made_again() -> None:
     """By a server that keeps none without a connection."""
     server = InProcessServer(session_grace_s=0.0)

@@ -345,6 +345,7 @@ facts["own"] = [type(pair) is Before, type(later) is After, type(later.b) is Bef
 """
 
 
+@pytest.mark.slow
 def test_two_classes_of_one_name_are_told_apart(live: LiveServer) -> None:
     """By what they mean, on a warm server as on a cold one."""
     for traces in (2, 0):
@@ -370,6 +371,7 @@ def use(box):
 """
 
 
+@pytest.mark.slow
 @libraries("flax")
 def test_what_only_the_server_has_is_a_token(live: LiveServer) -> None:
     """It says what it is, and works again where it is from; each loop with it is one trace."""
@@ -562,6 +564,7 @@ facts["back"] = float(persistent_call(lambda s: s.value.sum() + len(s.about))(fo
 """
 
 
+@pytest.mark.slow
 def test_values_that_are_nothing_but_data(live: LiveServer) -> None:
     """Come home as they are, from the cache on disk as well, and are arguments like others."""
     first = run_program(live, DATA)

@@ -237,6 +237,7 @@ def test_an_array_that_was_written_to_is_another_one(slow: Callable[[], Client])
     assert max(moved[2:]) < 4000
 
 
+@pytest.mark.slow
 def test_arrays_that_are_always_new_cost_a_few_questions(slow: Callable[[], Client]) -> None:
     """Then they are sent as they are."""
     client = slow()

@@ -63,6 +63,7 @@ def slices(events: list[Event], name: str) -> list[Event]:
     return sorted(found, key=lambda event: float(event["ts"]))
 
 
+@pytest.mark.slow
 def test_both_ends_of_each_call_are_on_one_clock(trace: Trace) -> None:
     """A first call compiles and a second one is warm; an arrow joins the ends of each."""
     events, ended = trace(
@@ -107,6 +108,7 @@ def test_a_program_that_ends_in_any_way_leaves_a_trace(how: str, trace: Trace) -
     assert len(slices(events, "call traced_step")) == len(slices(events, "traced_step")) == 1
 
 
+@pytest.mark.slow
 def test_a_server_that_is_named_is_asked_where_it_is(trace: Trace, live: LiveServer) -> None:
     """Over TLS, with the token of the environment, which is in no file; also at the end."""
     events, _ = trace("traced_step(x); os.kill(os.getpid(), 9)", "--server", live.tls)
@@ -115,6 +117,7 @@ def test_a_server_that_is_named_is_asked_where_it_is(trace: Trace, live: LiveSer
     assert TOKEN not in json.dumps(events)
 
 
+@pytest.mark.slow
 def test_a_call_in_which_a_program_dies_is_in_the_trace(trace: Trace) -> None:
     """It ends with the last that is known, and says so."""
     events, ended = trace(
@@ -132,6 +135,7 @@ def test_a_call_in_which_a_program_dies_is_in_the_trace(trace: Trace) -> None:
     assert call["args"]["unfinished"]
 
 
+@pytest.mark.slow
 def test_threads_and_children_have_rows_of_their_own(trace: Trace) -> None:
     """Threads, a fork, and a child of multiprocessing, which skips what is done at an exit."""
     events, ended = trace(
@@ -151,6 +155,7 @@ def test_threads_and_children_have_rows_of_their_own(trace: Trace) -> None:
     assert {row.split()[0] for row in rows} >= {"MainThread", "a", "b"}
 
 
+@pytest.mark.slow
 def test_other_kinds_of_calls_are_traced(trace: Trace) -> None:
     """Submitted and mapped ones, values that stay, and an error, which is named."""
     events, ended = trace(
@@ -190,6 +195,7 @@ def test_a_program_that_gives_functions_to_jit(trace: Trace, live: LiveServer) -
     assert slices(events, "call <lambda>")
 
 
+@pytest.mark.slow
 def test_the_profile_of_xla_is_in_the_same_trace(trace: Trace) -> None:
     """Its events are where the calls ran on the device."""
     events, ended = trace("for _ in range(50): traced_step(x)", "--xla", "30")

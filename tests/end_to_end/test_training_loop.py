@@ -174,6 +174,7 @@ FAR: Final[dict[Way, int]] = {"up": 2 * BATCH_BYTES, "down": 1000}
 """How many bytes later the network may be cut: those of a few steps."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 6))]
 )

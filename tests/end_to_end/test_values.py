@@ -146,6 +146,7 @@ def test_results_that_are_wanted_there(client: Client, in_process_server: InProc
     assert float(by_option) == float(by_method) == 2.0
 
 
+@pytest.mark.slow
 def test_every_structure_comes_as_it_was(client: Client) -> None:
     """With what is in it: keys, weak types, small dtypes, nothing, and arrays without data."""
 

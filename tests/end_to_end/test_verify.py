@@ -593,6 +593,7 @@ def _busy(x: Any, n: int) -> Any:
     return jnp.sin(x) ** n
 
 
+@pytest.mark.slow
 def test_threads_futures_and_maps_together(verifying: Client) -> None:
     """Each program is compared once, whoever calls first, and every result is right."""
     function = verifying.persistent_call(_busy, static_argnames="n", extra_key="many")
@@ -695,6 +696,7 @@ def test_the_command_ends_with_3_after_a_mismatch(live: LiveServer, tmp_path: Pa
     assert "jaxd: 0 verified, 1 mismatches, 0 not comparable\n  step: line" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_command_says_that_there_is_no_jax(live: LiveServer, tmp_path: Path) -> None:
     """And what to install."""
     program = f"import sys; sys.modules['jax'] = None\n{AGREES}"

@@ -105,6 +105,7 @@ def sentences(answer: Any) -> list[str]:
     return [difference["text"] for difference in answer["differences"]]
 
 
+@pytest.mark.slow
 def test_after_the_call_it_is_a_hit(project: Project) -> None:
     """In another process, after a blank line, and for the whole function as well."""
     project.edit("utils.py", "def normalize", "\n\n# a remark\ndef normalize")

@@ -228,6 +228,7 @@ def test_lambdas_on_one_line_have_keys_of_their_own(tmp_path: Path) -> None:
     assert found.digest("step") != found.digest("other")
 
 
+@pytest.mark.slow
 def test_an_assert_counts_only_where_it_is_run(tmp_path: Path) -> None:
     """Without asserts another program is compiled; each way agrees with itself."""
     source = "def step(x):\n    assert x > 0\n    return x\n"

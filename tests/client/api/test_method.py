@@ -225,6 +225,7 @@ def test_an_instance_with_arrays_is_traced(shared: Client) -> None:
     assert spent == BUILT | WARM
 
 
+@pytest.mark.slow
 def test_tracers_go_the_way_of_any_call(model: Any) -> None:
     """jax here differentiates over the method, and over what was derived of it."""
     equal(jax.grad(model.loss)(X), jax.grad(Plain(3.0).loss)(X))

@@ -30,6 +30,7 @@ def jaxd(*words: str, python: tuple[str, ...] = (), **variables: str) -> tuple[i
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.slow
 def test_without_words_it_prints_its_help() -> None:
     """On stdout, with exit code 0: a newcomer has made no mistake. `help` says the same."""
     alone = jaxd()
@@ -92,6 +93,7 @@ def test_a_wrong_word_is_answered_with_what_was_meant(words: list[str], said: st
     assert said in error
 
 
+@pytest.mark.slow
 def test_the_versions_are_told() -> None:
     """Those of jaxd, Python and the packages that matter, installed or not."""
     code, said, error = jaxd("version")

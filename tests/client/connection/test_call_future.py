@@ -160,6 +160,7 @@ def test_the_child_of_a_fork_has_a_thread_of_its_own() -> None:
     subprocess.run(command, check=True, timeout=60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [CallFuture.result, CallFuture.exception])
 def test_an_interrupt_that_no_system_call_hears_of_ends_a_wait(
     method: Callable[[CallFuture[int]], object],

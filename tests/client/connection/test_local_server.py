@@ -67,6 +67,7 @@ def test_a_running_server_is_left_alone(files: LocalServerFiles) -> None:
     start_background(files, server_command=["/no/such/program"])
 
 
+@pytest.mark.slow
 def test_many_processes_at_once_start_exactly_one(files: LocalServerFiles) -> None:
     """The others wait for it, and find it ready."""
     program = f"""

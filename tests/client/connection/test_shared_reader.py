@@ -152,6 +152,7 @@ def test_an_interrupted_launch_may_have_been_sent(
     assert arrived.wait(10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("others_read", "waits_in"),
     [

@@ -275,6 +275,7 @@ def blocks_in_use() -> set[int]:
     return {block.number for block in list(shared_pool()._blocks.values()) if block.shares}
 
 
+@pytest.mark.slow
 def test_a_call_with_arrays_comes_again_to_a_busy_server(
     small_in_process_server: InProcessServer, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:

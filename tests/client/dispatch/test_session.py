@@ -168,6 +168,7 @@ def silent(runtime: Path) -> Iterator[socket.socket]:
         yield listening
 
 
+@pytest.mark.slow
 def test_a_peer_that_says_nothing_takes_no_more_than_the_callers_time(
     session: Session, silent: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,6 +191,7 @@ def test_a_peer_that_says_nothing_takes_no_more_than_the_callers_time(
     assert patient.result(30).alive
 
 
+@pytest.mark.slow
 def test_a_peer_that_says_a_little_takes_no_more_either(
     session: Session, silent: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:

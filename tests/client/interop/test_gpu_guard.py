@@ -96,6 +96,7 @@ def test_when_it_is_too_late_that_is_said(
     assert keep_jax_off_gpu(GPU_HERE) is None
 
 
+@pytest.mark.slow
 def test_jax_that_is_imported_later_uses_the_cpu_too() -> None:
     """Once, however often a client connects; its module looks as it always does."""
     program = (
@@ -119,6 +120,7 @@ print(json.dumps([
     ]
 
 
+@pytest.mark.slow
 def test_jax_that_is_imported_already_uses_the_cpu_unless_it_was_told() -> None:
     """In the program itself, as well as in the environment."""
     program = (

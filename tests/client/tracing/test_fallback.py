@@ -533,6 +533,7 @@ def test_numpy_results(client: Client) -> None:
         assert type(function(np.ones(2, np.float32))) is np.ndarray
 
 
+@pytest.mark.slow
 @pytest.mark.libraries("flax")
 def test_flax_modules_are_changed_as_by_a_call(client: Client) -> None:
     """As `nnx.jit` does it."""

@@ -75,6 +75,7 @@ def test_a_client_that_leaves_early_is_logged_and_harms_nobody(
     assert in_process_server.client().statistics().connections == 1
 
 
+@pytest.mark.slow
 def test_a_mistake_of_ours_ends_one_client_only(
     in_process_server: InProcessServer, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:

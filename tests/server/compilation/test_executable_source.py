@@ -82,6 +82,7 @@ def test_only_so_many_are_built_at_once(gate: Gate) -> None:
     harness.close()
 
 
+@pytest.mark.slow
 def test_a_load_waits_for_no_build(open_harness: Open, gate: Gate) -> None:
     """What is on disk is there at once, however long others take to compile."""
     open_harness().value(Source(double), X)

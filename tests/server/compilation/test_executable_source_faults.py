@@ -49,6 +49,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spoiler", [damage, spoil])
 @pytest.mark.parametrize("kind", BROKEN)
 def test_a_broken_record_costs_what_it_held(
@@ -89,6 +90,7 @@ def test_broken_code_is_asked_for_again(open_harness: Open, spoiler: Any) -> Non
     assert source.asked == []
 
 
+@pytest.mark.slow
 def test_code_on_disk_that_means_something_else_by_now_is_asked_for_again(
     open_harness: Open,
 ) -> None:
@@ -107,6 +109,7 @@ def test_code_on_disk_that_means_something_else_by_now_is_asked_for_again(
     assert (counts(harness), source.asked) == (LOADED, [])
 
 
+@pytest.mark.slow
 def test_a_program_that_was_loaded_and_does_not_run_is_made_again(
     open_harness: Open, warned: Callable[[], list[str]]
 ) -> None:
@@ -129,6 +132,7 @@ def test_a_program_that_was_loaded_and_does_not_run_is_made_again(
     assert counts(again) == LOADED
 
 
+@pytest.mark.slow
 def test_a_program_that_does_not_run_stays_on_disk_until_there_is_another(
     open_harness: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:

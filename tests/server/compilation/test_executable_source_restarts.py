@@ -76,6 +76,7 @@ def doubled_beside(x: Any) -> Any:
     return x * (1 + bool(kept_upper))
 
 
+@pytest.mark.slow
 def test_what_was_made_with_other_packages_is_not_loaded(
     open_harness: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

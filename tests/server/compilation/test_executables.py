@@ -240,6 +240,7 @@ def test_an_argument_that_cannot_be_traced_builds_nothing() -> None:
     assert len(table.pool) == 0
 
 
+@pytest.mark.slow
 def test_reclaiming_frees_the_compiled_programs(harness: PipelineHarness) -> None:
     """All ten of one function that lives on; the number of programs in memory goes back."""
     source = Source(lambda x: x * 7 + 1)

@@ -188,6 +188,7 @@ def tiny() -> Iterator[PipelineHarness]:
     harness.close()
 
 
+@pytest.mark.slow
 def test_nothing_is_dropped_before_it_ran(
     tiny: PipelineHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,6 +220,7 @@ def test_nothing_is_dropped_before_it_ran(
     assert tiny.counts() == (8, 8)
 
 
+@pytest.mark.slow
 def test_dropping_frees_without_the_garbage_collector(tiny: PipelineHarness) -> None:
     """The executables that jax has do not pile up, although nobody looks for cycles."""
     source = Source(lambda x: x * 5)

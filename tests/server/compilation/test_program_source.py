@@ -55,6 +55,7 @@ def test_a_renamed_function_shares_the_program(harness: PipelineHarness) -> None
     assert (len(harness.executables), len(harness.maker.programs.known._programs)) == (2, 1)
 
 
+@pytest.mark.slow
 def test_a_renamed_function_finds_the_program_of_an_earlier_process(open_harness: Open) -> None:
     """Traced and lowered once; the process after that loads it under both names."""
     expected = open_harness().value(Source(double), X).tolist()
@@ -246,6 +247,7 @@ def test_what_cannot_be_loaded_is_compiled_here(
     assert counts(harness) == BUILT
 
 
+@pytest.mark.slow
 def test_a_program_that_jax_cannot_write_still_runs(
     open_harness: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -191,6 +191,7 @@ def test_what_is_loaded_saves_what_is_left(open_harness: Callable[..., PipelineH
     assert loaded.saved_s >= built.costs.build_s
 
 
+@pytest.mark.slow
 def test_a_client_that_leaves_while_it_is_asked_leaves_the_build_to_the_others(
     open_harness: Callable[..., PipelineHarness],
 ) -> None:

@@ -324,6 +324,7 @@ def slow(state: Any, batch: Any) -> Any:
     return state
 
 
+@pytest.mark.slow
 def test_a_call_whose_results_were_all_taken_is_done_when_the_taker_is(
     harness: PipelineHarness,
 ) -> None:

@@ -155,6 +155,7 @@ def test_a_director_that_is_replaced_begins_anew(runtime: Path, director: LiveDi
         after.close()
 
 
+@pytest.mark.slow
 def test_a_revoked_account_is_disconnected(runtime: Path, director: LiveDirector) -> None:
     """Named tokens are those of servers."""
     from jaxd_protocol.network.accounts import add_account, remove_account

@@ -116,6 +116,7 @@ def test_its_log_is_named_when_it_has_one(start_host: StartHost, runtime: Path) 
     assert host.process.returncode is None
 
 
+@pytest.mark.slow
 def test_what_is_in_quarantine_stays_there_over_a_restart(
     start_host: StartHost, runtime: Path
 ) -> None:
@@ -151,6 +152,7 @@ def wait_for_socket(path: Path, log: Path) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_an_idle_server_stops(start_host: StartHost, runtime: Path) -> None:
     """After the time it was given, with exit code 0 and nothing left behind."""
     host = start_host("--idle-timeout-s", "0.2", "--listen", f"unix://{runtime}/s/server.sock")
@@ -160,6 +162,7 @@ def test_an_idle_server_stops(start_host: StartHost, runtime: Path) -> None:
     assert list((runtime / "s").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_running_call_keeps_a_server_from_being_idle(
     start_host: StartHost, runtime: Path
 ) -> None:

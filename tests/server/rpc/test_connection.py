@@ -169,6 +169,7 @@ def test_large_calls_in_flight_make_progress_within_a_small_budget(
     until(lambda: in_process_server.parts._worker_context.budget.used == 0)
 
 
+@pytest.mark.slow
 def test_code_arrives_although_the_budget_is_used_up(
     open_in_process_server: OpenInProcessServer,
 ) -> None:
@@ -248,6 +249,7 @@ def test_a_result_over_the_limit_is_refused(open_in_process_server: OpenInProces
     assert ones(100).shape == (100,)
 
 
+@pytest.mark.slow
 def test_an_argument_over_the_limit_is_not_sent(
     open_in_process_server: OpenInProcessServer,
 ) -> None:
@@ -369,6 +371,7 @@ def test_a_call_that_is_given_up_leaves_the_connection_in_order(
     assert float(wait(np.float32(5))) == 5.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quick_s", [executable.QUICK_S, -1.0], ids=["short calls", "long calls"])
 def test_clients_that_do_not_read_hold_up_nobody_else(
     open_in_process_server: OpenInProcessServer, monkeypatch: pytest.MonkeyPatch, quick_s: float

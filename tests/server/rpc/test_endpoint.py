@@ -116,6 +116,7 @@ sock.recv(1)"""
             sock.close()
 
 
+@pytest.mark.slow
 def test_the_end_of_a_client_is_told_from_the_end_of_its_connection(other_end: Any) -> None:
     """Its process is gone, or it is not."""
     sock, process = other_end()

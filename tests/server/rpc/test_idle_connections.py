@@ -125,6 +125,7 @@ def server(
     return open_in_process_server()
 
 
+@pytest.mark.slow
 def test_idle_clients_have_no_thread(server: InProcessServer) -> None:
     """They are connected, and their next calls are right, also where all come at once."""
     clients = [server.client() for _ in range(12)]
@@ -160,6 +161,7 @@ def silences(server: InProcessServer, monkeypatch: pytest.MonkeyPatch) -> list[i
     return silences
 
 
+@pytest.mark.slow
 def test_a_client_that_waits_for_its_call_is_not_idle(
     server: InProcessServer, silences: list[int]
 ) -> None:
@@ -195,6 +197,7 @@ def test_half_a_message_is_not_forgotten(server: InProcessServer, silences: list
     assert peer.call(3.0) == reply
 
 
+@pytest.mark.slow
 def test_a_failure_while_it_is_idle_ends_a_connection(
     server: InProcessServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -189,6 +189,7 @@ def test_python_does_not_look_for_more_afterwards() -> None:
     join([start(profiled)])
 
 
+@pytest.mark.slow
 def test_threads_beside_it_are_left_alone() -> None:
     """Also those that get the number of a thread that has ended."""
     one = Interruptible()

@@ -460,6 +460,7 @@ class Model:
         return {id(one): one for each in lists for one in each}
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(STEPS)
 def test_the_count_never_drifts(steps: list[tuple[Any, ...]]) -> None:

@@ -25,6 +25,7 @@ def test_a_type_of_jax_is_where_the_table_says(kind: str) -> None:
     assert isinstance(attribute(*JAX_TYPES[kind]), type), JAX_TYPES[kind]
 
 
+@pytest.mark.slow
 def test_import_jax_loads_every_module_of_the_table() -> None:
     """A module that is loaded later would leave the kind of an object that is there unknown."""
     modules = sorted({module for module, _ in JAX_TYPES.values()})

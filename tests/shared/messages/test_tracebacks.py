@@ -229,6 +229,7 @@ def test_the_text_of_an_exception_is_that_of_python() -> None:
     assert format_traceback(error) == "".join(traceback.format_exception(error))
 
 
+@pytest.mark.slow
 def test_a_statement_is_as_long_as_one_can_be() -> None:
     """Python 3.13 shows every line of it; and no more frames are made than one end sends."""
     frame = ("f.py", "users", "f", 1, 1 << 30, 0, 6, b"", 0)

@@ -110,6 +110,7 @@ def test_values_of_any_length_are_what_rpyc_would_send(size: int) -> None:
     assert _usual_message(Frame(data)) == (None, size, value)
 
 
+@pytest.mark.slow
 @given(numbers, plain)
 def test_a_reply_is_what_rpyc_would_send(seq: int, value: Any) -> None:
     """As above, for replies."""
@@ -130,6 +131,7 @@ def test_the_fast_and_the_general_way_read_the_same_request(
     assert _usual_message(frame) == ("call", seq, args)
 
 
+@pytest.mark.slow
 @given(numbers, plain)
 def test_the_fast_and_the_general_way_read_the_same_reply(seq: int, value: Any) -> None:
     """Whatever the value."""

@@ -209,6 +209,7 @@ def test_a_forked_child_leaves_without_a_word_to_the_peer(
     assert theirs.sock.recv(99) == b"still here"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("views", [1, 2])
 @pytest.mark.parametrize("takes_files", [False, True])
 def test_an_interrupt_that_no_system_call_hears_of_ends_a_wait_for_bytes(
@@ -229,6 +230,7 @@ def test_an_interrupt_that_no_system_call_hears_of_ends_a_wait_for_bytes(
     assert (counts, bytes(data[0])) == ([2], b"ab")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("views", [1, 2])
 def test_an_interrupt_that_no_system_call_hears_of_ends_a_wait_for_room(
     pair: tuple[BulkStream, BulkStream], views: int

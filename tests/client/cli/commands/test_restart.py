@@ -20,6 +20,7 @@ def _no_server_of_the_user(runtime: Path) -> None:
     """None that runs on this machine is restarted."""
 
 
+@pytest.mark.slow
 def test_it_returns_when_the_next_worker_is_ready(
     start_host: StartHost, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -38,6 +38,7 @@ def test_without_jax_the_extra_is_named(
     assert ConfigurationError.blame == "caller"
 
 
+@pytest.mark.slow
 def test_its_help_is_the_servers(runtime: Path) -> None:
     """Also where no server could run, and also by `jaxd help`."""
     said, helped = (

@@ -40,6 +40,7 @@ def test_without_a_server_json_says_absent(
     assert (report["worker_state"], report["host"], report["worker"]) == ("absent", None, {})
 
 
+@pytest.mark.slow
 def test_json_is_what_the_host_says(
     start_host: StartHost, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -134,6 +134,7 @@ def test_settings_are_in_force_while_it_is_built_and_while_it_runs(
     assert jnp.asarray(np.ones(1)).dtype == np.float32
 
 
+@pytest.mark.slow
 def test_dropping_executables_frees_their_programs(harness: PipelineHarness) -> None:
     """All ten of one function that lives on."""
 

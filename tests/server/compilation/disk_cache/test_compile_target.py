@@ -74,6 +74,7 @@ def test_it_is_the_same_in_the_next_process() -> None:
     assert quiet == loud
 
 
+@pytest.mark.slow
 def test_the_number_of_devices_counts() -> None:
     """As a real process with two has it."""
     alone, facts = in_a_process(PYTHONHASHSEED="1")
@@ -82,6 +83,7 @@ def test_the_number_of_devices_counts() -> None:
     assert (facts["devices"], more["devices"]) == ("0 cpu", "0 cpu, 1 cpu")
 
 
+@pytest.mark.slow
 def test_jaxs_environment_counts() -> None:
     """Every variable that is a setting."""
     plain, _ = in_a_process(PYTHONHASHSEED="1")
@@ -313,6 +315,7 @@ print(found == target(is_of_client=True))
 """
 
 
+@pytest.mark.slow
 def test_that_of_a_clients_process_is_that_of_a_server() -> None:
     """Whatever its settings are that travel, or act where it is; others count."""
     done = subprocess.run(

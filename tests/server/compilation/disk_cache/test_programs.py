@@ -188,6 +188,7 @@ def test_a_removed_call_is_gone_and_its_program_is_not(open_harness: Open) -> No
     assert program_cache.store.has("programs", kept.program)
 
 
+@pytest.mark.slow
 def test_calls_are_listed_with_those_that_come_later(open_harness: Open) -> None:
     """And not those that another server has removed; nothing is held in between."""
     open_harness().value(Source(step), X)

@@ -177,6 +177,7 @@ def test_an_exit_ends_the_order_that_was_worked_at(start: Start) -> None:
     assert builder.was_ready
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fork", "answer and fork"])
 def test_its_end_is_seen_although_a_process_that_it_forked_lives_on(
     name: str, start: Start

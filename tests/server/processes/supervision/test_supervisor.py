@@ -90,6 +90,7 @@ def test_a_server_whose_worker_rests_can_be_stopped(start_host: StartHost, runti
     assert host.wait()[0] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
 def test_a_restart_replaces_the_worker(start_host: StartHost, runtime: Path, platform: str) -> None:
     """Beside the old one where the device has room for two, else after it."""

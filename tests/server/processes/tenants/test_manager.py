@@ -266,6 +266,7 @@ def test_the_gateway_can_be_killed(house: TenantServer) -> None:
         assert house.rows()["account:bob"]["worker"]["calls"] == 2
 
 
+@pytest.mark.slow
 def test_a_token_that_is_taken_away_ends_its_worker(house: TenantServer) -> None:
     """And nobody else's."""
     (alice, alices), bobs = house.come("alice"), house.visit("bob")
@@ -278,6 +279,7 @@ def test_a_token_that_is_taken_away_ends_its_worker(house: TenantServer) -> None
     assert house.visit("bob")["pid"] == bobs["pid"]
 
 
+@pytest.mark.slow
 def test_another_token_of_the_same_name_ends_the_worker(house: TenantServer) -> None:
     """What runs there was begun by whoever held the old one."""
     before = house.visit("alice")
@@ -288,6 +290,7 @@ def test_another_token_of_the_same_name_ends_the_worker(house: TenantServer) -> 
     assert after["epoch"] == 1
 
 
+@pytest.mark.slow
 def test_a_token_taken_away_while_there_is_no_gateway_counts(house: TenantServer) -> None:
     """The next gateway is told who there was."""
     alices = house.visit("alice")
@@ -298,6 +301,7 @@ def test_a_token_taken_away_while_there_is_no_gateway_counts(house: TenantServer
     until(lambda: not os.path.exists(f"/proc/{alices['pid']}"))
 
 
+@pytest.mark.slow
 def test_all_workers_are_restarted(house: TenantServer) -> None:
     """Each by the next one of its principal; a restart is refused where one is needed."""
     before = [house.visit("alice"), house.visit("bob")]
@@ -368,6 +372,7 @@ def test_a_worker_that_never_starts_is_tried_ever_more_seldom(
     assert failed.rows(()) == []
 
 
+@pytest.mark.slow
 def test_a_stop_leaves_no_process_and_no_file(
     start: Callable[..., TenantServer], runtime: Path
 ) -> None:

@@ -94,6 +94,7 @@ def test_programs_that_are_dropped_go_from_the_table(
     assert (row.programs, row.compiled) == (0, 1)
 
 
+@pytest.mark.slow
 def test_more_touched_programs_than_are_noted_are_found_as_well(
     in_process_server: InProcessServer, view: WorkerView, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -107,6 +107,7 @@ def test_a_worker_lives_as_its_host_wants(alone: WorkerAlone) -> None:
         assert alone.process.wait(30) == 0
 
 
+@pytest.mark.slow
 def test_a_worker_without_a_host_ends(alone: WorkerAlone) -> None:
     """At once, and not as if all were well: also while it still imports jax."""
     alone.leave()

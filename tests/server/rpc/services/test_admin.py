@@ -100,6 +100,7 @@ def test_a_mark_of_a_worker_that_is_gone_is_refused(open_harness: OpenHarness) -
         operations(open_harness()).answer("recipes", (json.loads(mark)["mark"],))
 
 
+@pytest.mark.slow
 def test_a_function_is_forgotten_in_memory_and_on_disk(open_harness: OpenHarness) -> None:
     """It is traced again, here and after a restart; others are not."""
     harness = open_harness()
@@ -119,6 +120,7 @@ def test_a_function_is_forgotten_in_memory_and_on_disk(open_harness: OpenHarness
     assert harness.counts()[0] == traces
 
 
+@pytest.mark.slow
 def test_a_forgotten_function_is_built_anew(open_harness: OpenHarness) -> None:
     """Not loaded from a program file; one that another function has as well stays."""
     harness = open_harness()

@@ -81,6 +81,7 @@ def test_what_was_called_since_the_mark_is_recorded(open_harness: OpenHarness) -
     assert records.since(records.mark()) == ([], [])
 
 
+@pytest.mark.slow
 def test_a_recipe_builds_the_same_elsewhere(open_harness: OpenHarness) -> None:
     """Over the wire, by somebody who does not have the function; its call is then a hit."""
     harness = open_harness()

@@ -228,6 +228,7 @@ def asks_the_host(x: Any) -> Any:
     return jax.pure_callback(lambda value: value, np.zeros((), np.float32), x)
 
 
+@pytest.mark.slow
 def test_why_a_program_cannot_be_kept_is_said(open_harness: Callable[..., PipelineHarness]) -> None:
     """After a restart, to whoever wonders why it is compiled again."""
     x = np.float32(1)

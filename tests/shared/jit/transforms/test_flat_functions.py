@@ -100,6 +100,7 @@ def test_cotangents_come_behind() -> None:
     equal(made((X,), False, Y), X * Y)
 
 
+@pytest.mark.slow
 def test_one_step_upon_the_other() -> None:
     """A hessian is four of them."""
     reverse = {"linear": (False, False, True), "shapes": (F4,), "given": (True,)}

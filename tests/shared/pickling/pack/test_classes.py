@@ -365,6 +365,7 @@ def chain(): return C0().f()
 """
 
 
+@pytest.mark.slow
 def test_classes_may_be_nested_as_deeply_as_one_likes(tmp_path: Path) -> None:
     """As bases of each other, or through their methods."""
     packed = pack_in_subprocess(
