@@ -46,7 +46,7 @@ def use(monkeypatch: pytest.MonkeyPatch, runtime: Any) -> Use:
     def use_(opening: Callable[[str], Any]) -> None:
         from_store.store_calls.cache_clear()
         monkeypatch.setattr(from_store.pkgutil, "resolve_name", lambda _: opening)  # type: ignore[attr-defined]
-        monkeypatch.setattr(from_store.atexit, "register", lambda _: None)  # type: ignore[attr-defined]
+        monkeypatch.setattr(from_store.atexit, "register", lambda *_: None)  # type: ignore[attr-defined]
         monkeypatch.setenv("JAXD_SERVER", "none")
         monkeypatch.setenv("JAXD_STORE", "/shared")
 
