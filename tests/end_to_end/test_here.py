@@ -24,6 +24,7 @@ import jaxd
 from jaxd import Client, connect
 from jaxd.dispatch.caller import Caller
 from jaxd.errors import PlaceRefused
+from jaxd.interop import local_programs
 from jaxd.interop.remote_array import RemoteArray
 from jaxd.request import array_specs
 from jaxd.tracing import here
@@ -205,7 +206,7 @@ def test_a_large_program_loads_in_a_thread(client: Client, monkeypatch: pytest.M
         assert threading.current_thread().name == "jaxd-load"
         return loads(*args)
 
-    monkeypatch.setattr(here, "load_compiled", load)
+    monkeypatch.setattr(local_programs, "load_compiled", load)
     function = client.persistent_call(lambda x: x * 5)
     assert served(client, lambda: [function(X) for _ in range(3)]) == 3
     may_load.set()
@@ -231,7 +232,7 @@ def test_functions_with_one_program_load_it_once(
         loaded.append(0)
         return program_bytes.load_compiled(*args)
 
-    monkeypatch.setattr(here, "load_compiled", load)
+    monkeypatch.setattr(local_programs, "load_compiled", load)
     first, second = (client.persistent_call(lambda x: x * 7, extra_key=n) for n in (1, 2))
     settled(first, X)
     settled(second, X)

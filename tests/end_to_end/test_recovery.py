@@ -230,15 +230,21 @@ def gate(tmp_path: Path) -> Gate:
     return Gate(tmp_path / "gate")
 
 
-@pytest.mark.slow
-def test_a_session_that_was_given_up_is_made_again() -> None:
-    """By a server that keeps none without a connection."""
+def given_up_session() -> tuple[InProcessServer, Client, Any]:
+    """A server that keeps none without a connection, its client, and an array that it had."""
     server = InProcessServer(session_grace_s=0.0)
     client = server.client()
     state = client.persistent_call(lambda x: x * 2, results="remote")(np.ones(LARGE, np.float32))
     client.caller.session.connection().shut()
     wait_until(lambda: not server.parts.status.now()["connections"])
     wait_until(lambda: not len(server.parts._worker_context.values))
+    return server, client, state
+
+
+@pytest.mark.slow
+def test_a_session_that_was_given_up_is_made_again() -> None:
+    """By a server that keeps none without a connection."""
+    server, client, state = given_up_session()
     assert float(client.persistent_call(lambda x: x + 1)(state)[0]) == 3.0
     server.close()
 
@@ -924,12 +930,7 @@ def test_by_default_a_loop_keeps_nothing_of_its_calls(
 @pytest.mark.usefixtures("by_default")
 def test_by_default_a_session_that_was_given_up_did_not_die() -> None:
     """Its worker lives: the error says what has happened."""
-    server = InProcessServer(session_grace_s=0.0)
-    client = server.client()
-    state = client.persistent_call(lambda x: x * 2, results="remote")(np.ones(LARGE, np.float32))
-    client.caller.session.connection().shut()
-    wait_until(lambda: not server.parts.status.now()["connections"])
-    wait_until(lambda: not len(server.parts._worker_context.values))
+    server, _client, state = given_up_session()
     with pytest.raises(ValuesLost, match="--session-grace-s") as caught:
         np.asarray(state)
     assert not isinstance(caught.value, ValuesDied)

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from jaxd.interop.jax_runtime import loaded_jax
 from jaxd_protocol.base.process import reset_after_fork
+from jaxd_protocol.jax_objects.program_bytes import load_compiled
 from jaxd_protocol.jit.static_args import NO_STATIC_ARGS, StaticArgs
 
 UNKNOWN: Final = object()
@@ -66,6 +68,40 @@ class LocalProgram:
             if found != dtype or tuple(leaf.shape) != shape:
                 return False
         return True
+
+
+class LoadedPrograms:
+    """The programs that this process has loaded; several functions may share one. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._known: weakref.WeakValueDictionary[bytes, LocalProgram] = (
+            weakref.WeakValueDictionary()
+        )
+        self.after_fork()
+        reset_after_fork(self)
+
+    def after_fork(self) -> None:
+        """In the child of a fork: a thread of the parent may have held the lock."""
+        self._lock = threading.Lock()  # guards _known
+
+    def program(self, id: bytes, data: bytes, *shape: Any) -> LocalProgram:  # noqa: A002
+        """The program of that id, loaded from its bytes where it is not known.
+
+        Args:
+            id: see `LocalProgram`.
+            data: from whom this process takes code.
+            shape: the further arguments of `load_compiled`.
+
+        Raises:
+            Exception: as `load_compiled`.
+        """
+        with self._lock:
+            known = self._known.get(id)
+        if known is not None:
+            return known
+        made = LocalProgram(load_compiled(data, *shape), id)
+        with self._lock:
+            return self._known.setdefault(id, made)
 
 
 class Taken(NamedTuple):

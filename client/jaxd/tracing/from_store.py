@@ -19,7 +19,6 @@ import os
 import pkgutil
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -29,14 +28,13 @@ from jaxd.events.output import OUTPUT_EVENTS, OutputPrinter
 from jaxd.events.progress import Progress
 from jaxd.events.warnings import WarningQueue
 from jaxd.interop.jax_runtime import import_jax, runs_here
-from jaxd.interop.local_programs import LocalProgram, Taken, calls_here
+from jaxd.interop.local_programs import LoadedPrograms, Taken, calls_here
 from jaxd.request.array_specs import encode_specs
 from jaxd.request.function_snapshot import ELSEWHERE, Refused, WalkRefusal
 from jaxd.request.process_answers import confirmed
 from jaxd.tracing.here import LocalCalls, structure_of_result
 from jaxd_protocol.base.process import reset_after_fork
 from jaxd_protocol.errors import NoServer, StoreWarning
-from jaxd_protocol.jax_objects.program_bytes import load_compiled
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.messages.function_manifest import parameter_names
 from jaxd_protocol.messages.recipes import NotOffered, Offered, Recipe, RecordedCall
@@ -130,12 +128,10 @@ class StoreCalls:
         self.loaded = self.built = 0  # for people: counted without a lock
         self._store = store
         self._programs: Programs | None = None
-        self._known: weakref.WeakValueDictionary[bytes, LocalProgram] = (
-            weakref.WeakValueDictionary()
-        )
+        self._known = LoadedPrograms()
         self._events = _BuildEvents()
         self._is_off = False
-        self._lock = threading.Lock()  # guards _programs and _known
+        self._lock = threading.Lock()  # guards _programs
         reset_after_fork(self)
         import_jax(NoServer, _NO_JAX)
 
@@ -254,7 +250,7 @@ class StoreCalls:
             structure = structure_of_result(spec, found.form, list(found.order))
             if structure is None:
                 return "its result is no tree of arrays to jax"
-            taken = Taken(self._loaded(found), structure)
+            taken = Taken(self._known.program(found.id, *found.program), structure)
         except StoreWarning:
             raise  # the user wants it to
         except Exception as error:  # noqa: BLE001  it runs as any function of jax, which may raise
@@ -286,16 +282,6 @@ class StoreCalls:
         finally:
             while programs.troubles:
                 warn_user(f"{programs.troubles.popleft()} {_SEE}", StoreWarning)
-
-    def _loaded(self, found: Offered) -> LocalProgram:
-        """The program; several functions may share one."""
-        with self._lock:
-            known = self._known.get(found.id)
-        if known is not None:
-            return known
-        made = LocalProgram(load_compiled(*found.program), found.id)
-        with self._lock:
-            return self._known.setdefault(found.id, made)
 
     def _opened(self) -> Programs:
         """The store; where it cannot be opened there is none from then on.

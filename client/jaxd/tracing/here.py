@@ -32,6 +32,7 @@ from jaxd.interop.local_programs import (
     FastCalls,
     JitCalls,
     Jitted,
+    LoadedPrograms,
     LocalProgram,
     Taken,
     calls_here,
@@ -44,7 +45,6 @@ from jaxd.tracing.fallback import fetched
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.base.process import machine_id, reset_after_fork, start_thread
 from jaxd_protocol.errors import ArgumentError, JaxdError, PackingError, PlaceRefused
-from jaxd_protocol.jax_objects.program_bytes import load_compiled
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.jit.static_args import StaticArgs, dynamic
 from jaxd_protocol.jit.static_leaves import wrap_untraceable_arguments
@@ -429,10 +429,8 @@ class HereCaller(Caller):
 
     def __init__(self, settings: Settings, other: Caller | None = None) -> None:
         super().__init__(settings, other)
-        self._programs: weakref.WeakValueDictionary[bytes, LocalProgram] = (
-            weakref.WeakValueDictionary()
-        )
-        self._lock = threading.Lock()  # guards _programs and _loading
+        self._programs = LoadedPrograms()
+        self._lock = threading.Lock()  # guards _loading
         self._loading: set[tuple[int, bytes]] = set()
         reset_after_fork(self)
         self._misses: OwnMisses | None = None
@@ -782,16 +780,9 @@ class HereCaller(Caller):
             return f"its program cannot be loaded here ({text[:_MAX_REASON]})"
 
     def _loaded(self, report: Mapping[str, Any], data: bytes) -> LocalProgram:
-        """The program; several functions may share one."""
-        name = bytes.fromhex(report["id"])
-        with self._lock:
-            known = self._programs.get(name)
-        if known is not None:
-            return known
+        """The program that the server has reported."""
         shape = report["inputs"], report["outputs"], tuple(report["devices"])
-        program = LocalProgram(load_compiled(data, *shape), name)
-        with self._lock:
-            return self._programs.setdefault(name, program)
+        return self._programs.program(bytes.fromhex(report["id"]), data, *shape)
 
     def _load_in_thread(self, local: LocalCalls, spec: FunctionSpec, skeleton: bytes) -> None:
         name = id(local), skeleton

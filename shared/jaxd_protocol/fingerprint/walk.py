@@ -430,9 +430,9 @@ class Walk:
         except CyclicClasses as cycle:
             self._leads_to[id(cls)][id(cycle.cls)] = cycle.cls
             raise
-        reached = inner.classes_inside
+        reached = dict(inner.classes_inside)
         for each in found.classes:
-            reached = {**reached, **each.found.reached}
+            reached.update(each.found.reached)
         found = self._classes[id(cls)] = found._replace(reached=reached)
         return found
 
