@@ -4,7 +4,7 @@ Tracing holds the interpreter lock. A thread that reads a warm call gets it when
 releases it, by default after five milliseconds, and loses it again at each system call. Tracing
 also makes so many objects that the garbage collector, which cannot be interrupted, runs all the
 time. So the switch interval is short in a worker, and garbage is collected when no call is running.
-See docs/decisions/0011-who-waits-for-whom.md for the measurements.
+See docs/decisions/0011-warm-calls-beside-tracing.md for the measurements.
 """
 
 from __future__ import annotations
