@@ -1,4 +1,4 @@
-"""Client programs in processes that have imported jax already: each is forked from one that has.
+"""Programs in processes that have imported jax, or the command `jaxd`: forked from one that has.
 
 Every second one comes from another interpreter, with other hashes and addresses, so that what
 depends on these is seen to differ. A test of how a process starts has a fresh one.
@@ -22,16 +22,20 @@ from tests.live_server import LiveServer
 
 _INTERPRETER: Final = str(Path(__file__).with_name("warm_interpreter.py"))
 
-_READ_LATER: Final = ("JAXD_", "XDG_")
+_READ_LATER: Final = ("JAXD_", "XDG_", "COLUMNS", "PYTEST_")
 """Variables that nothing reads before the program does."""
+
+_JAX: Final = "jax", "jax.numpy"
+_COMMAND: Final = "jaxd.cli.__main__", "jaxd.cli.query"
+_RUN_COMMAND: Final = "import sys; from jaxd.cli.__main__ import main; sys.exit(main())"
 
 _turns: Final = itertools.count()
 
 
 class _WarmInterpreter:
-    def __init__(self, variables: Mapping[str, str]) -> None:
+    def __init__(self, variables: Mapping[str, str], modules: Sequence[str]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-P", _INTERPRETER, "jax", "jax.numpy"],
+            [sys.executable, "-P", _INTERPRETER, *modules],
             env=variables,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -65,15 +69,27 @@ class _WarmInterpreter:
 
 
 @cache
-def _interpreter(variables: tuple[tuple[str, str], ...], turn: int) -> _WarmInterpreter:
-    return _WarmInterpreter(dict(variables))
+def _interpreter(
+    variables: tuple[tuple[str, str], ...], modules: tuple[str, ...], turn: int
+) -> _WarmInterpreter:
+    return _WarmInterpreter(dict(variables), modules)
+
+
+def _run(
+    modules: tuple[str, ...], program: str, arguments: Sequence[str], environment: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    variables = {k: v for k, v in environment.items() if not k.startswith(_READ_LATER)}
+    interpreter = _interpreter(tuple(sorted(variables.items())), modules, next(_turns) % 2)
+    return interpreter.run(program, arguments, environment)
 
 
 def run_warm(
     server: LiveServer, program: str, *arguments: str, **more: str
 ) -> subprocess.CompletedProcess[str]:
     """As `LiveServer.run`, where it makes no difference that jax is there from the beginning."""
-    environment = server.environment | more
-    variables = {k: v for k, v in environment.items() if not k.startswith(_READ_LATER)}
-    interpreter = _interpreter(tuple(sorted(variables.items())), next(_turns) % 2)
-    return interpreter.run(program, arguments, environment)
+    return _run(_JAX, program, arguments, server.environment | more)
+
+
+def run_command(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """`jaxd WORDS`, with these variables, where it makes no difference how the process started."""
+    return _run(_COMMAND, _RUN_COMMAND, words, {**os.environ, **variables})

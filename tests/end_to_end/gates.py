@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tests.another_server import own_server_needed
+from tests.server.staging import until
 
 if TYPE_CHECKING:
     from jaxd import Client
@@ -55,7 +55,7 @@ class Gate:
             now = client.caller.session.ask("statistics")
             return not now["running_calls"] and not now["left_behind"]
 
-        wait_until(nothing_runs)
+        until(nothing_runs)
 
 
 def stop_at(path: str) -> Callable[[Any], Any]:
@@ -96,13 +96,6 @@ def in_thread(function: Callable[..., R], *args: Any) -> Future[R]:
 
     threading.Thread(target=run, daemon=True).start()
     return future
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    """Asks again and again, for half a minute at most."""
-    end = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < end, "it never came true"
 
 
 def advice(error: BaseException | str) -> str:

@@ -15,8 +15,8 @@ from jaxd import Client, connect, errors
 from jaxd.cli.__main__ import main
 from jaxd_protocol.network.accounts import add_account, remove_account, token_files
 from jaxd_protocol.network.tokens import read_token_file
-from tests.end_to_end.gates import wait_until
 from tests.live_server import TOKEN, LiveServer
+from tests.server.staging import until
 
 pytestmark = pytest.mark.own_server
 
@@ -69,7 +69,7 @@ def test_whoever_is_revoked_is_out(
         with pytest.raises(errors.AuthenticationFailed, match="revoked"):
             double(2.0)
         assert float(other.persistent_call(lambda x: x * 3)(2.0)) == 6.0
-    wait_until(lambda: "account:alice" not in here(live, capsys))
+    until(lambda: "account:alice" not in here(live, capsys))
     with connect(live.tls, token=add_account("alice", folder)[1]) as again:
         with pytest.raises(errors.ValueDeleted):
             again.named("mine")

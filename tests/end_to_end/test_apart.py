@@ -16,8 +16,9 @@ from jaxd.dispatch.warm import recipe_mark, recipes_since
 from jaxd_protocol.errors import Cancelled, NotPermitted
 from jaxd_protocol.messages.server_view import apply_change
 from jaxd_protocol.network.accounts import add_account, remove_account
-from tests.end_to_end.gates import Gate, stop_at, wait_until
+from tests.end_to_end.gates import Gate, stop_at
 from tests.live_server import LiveServer
+from tests.server.staging import until
 
 pytestmark = pytest.mark.own_server
 
@@ -156,7 +157,7 @@ def test_a_call_of_alice_is_cancelled_by_nobody_but_her(two: Two, tmp_path: Path
     gate = Gate(tmp_path / "gate")
     call = two.alice.persistent_call(stop_at(gate.path)).submit(1.0)
     with gate.reached():
-        wait_until(lambda: bool(viewed(two.alice)[0].get("calls")))
+        until(lambda: bool(viewed(two.alice)[0].get("calls")))
         (name,) = viewed(two.alice)[0]["calls"]
         assert viewed(two.bob)[0].get("calls") is None
         assert two.bob.caller.session.ask("cancel_call", name) == {"cancelled": False}

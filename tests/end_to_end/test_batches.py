@@ -15,8 +15,8 @@ from jaxd import Client
 from jaxd.errors import ValueDeleted
 from jaxd_server.values.store import ValueStore
 from jaxd_server.values.value import SessionValues
-from tests.end_to_end.gates import wait_until
 from tests.server.in_process import InProcessServer
+from tests.server.staging import until
 
 COUNT: Final = 20
 SIZE: Final = 1 << 15
@@ -67,14 +67,14 @@ def test_a_state_that_goes_round_is_one_object(
         for _ in range(5):
             state = step(state)
         jaxd.wait(state)
-        wait_until(lambda: len(values_of(in_process_server)) == COUNT)
+        until(lambda: len(values_of(in_process_server)) == COUNT)
         values = own(in_process_server)
         assert values.values == {}
         assert [batch.count for batch in values.batches.values()] == [COUNT]
         assert values_of(in_process_server).nbytes == COUNT * SIZE * 4
         expect(state, 6)
         del state
-        wait_until(lambda: len(values_of(in_process_server)) == 0)
+        until(lambda: len(values_of(in_process_server)) == 0)
 
 
 @pytest.mark.parametrize("donated", [(0,), ()])
@@ -112,17 +112,17 @@ def test_what_is_dropped_of_a_result_is_freed_soon(
     state = client.persistent_call(advance)(first_state())
     state = client.persistent_call(advance)(state)
     jaxd.wait(state)
-    wait_until(lambda: len(values_of(in_process_server)) == COUNT)
+    until(lambda: len(values_of(in_process_server)) == COUNT)
     (batch,) = own(in_process_server).batches.values()
     arrays = [weakref.ref(array) for array in batch.arrays]
     took = []
     for left in range(COUNT - 1, 9, -1):
         began = time.monotonic()
         del state[f"w{left}"]
-        wait_until(lambda left=left: len(values_of(in_process_server)) == left)  # type: ignore[misc]
+        until(lambda left=left: len(values_of(in_process_server)) == left)  # type: ignore[misc]
         took.append(time.monotonic() - began)
     assert min(took) < 0.05
-    wait_until(lambda: [array() is None for array in arrays].count(True) == 10)
+    until(lambda: [array() is None for array in arrays].count(True) == 10)
     assert values_of(in_process_server).nbytes == 10 * SIZE * 4
 
 
@@ -135,19 +135,19 @@ def test_an_array_that_is_kept_does_not_keep_the_others(
     for ask in (False, True):
         state = step(client.put(first_state()))
         jaxd.wait(state)
-        wait_until(lambda: len(values_of(in_process_server)) == COUNT)
+        until(lambda: len(values_of(in_process_server)) == COUNT)
         (batch,) = own(in_process_server).batches.values()
         arrays = [weakref.ref(array) for array in batch.arrays]
         kept = state["w5"]
         if ask:
             assert jnp.sum(kept) == 6 * SIZE
         del state, batch
-        wait_until(lambda: len(values_of(in_process_server)) == 1)
-        wait_until(lambda: [ref() is None for ref in arrays].count(False) == 1)  # noqa: B023
+        until(lambda: len(values_of(in_process_server)) == 1)
+        until(lambda: [ref() is None for ref in arrays].count(False) == 1)  # noqa: B023
         assert values_of(in_process_server).nbytes == SIZE * 4
         assert np.asarray(kept)[0] == 6
         del kept
-        wait_until(lambda: len(values_of(in_process_server)) == 0)
+        until(lambda: len(values_of(in_process_server)) == 0)
 
 
 def test_a_part_of_a_state_is_donated(client: Client, in_process_server: InProcessServer) -> None:
@@ -168,7 +168,7 @@ def test_a_part_of_a_state_is_donated(client: Client, in_process_server: InProce
     expect({**low, **high}, 5)
     assert float(np.asarray(before[0]["w3"])[0]) == 3 + 4
     del before
-    wait_until(lambda: len(values_of(in_process_server)) == COUNT)
+    until(lambda: len(values_of(in_process_server)) == COUNT)
 
 
 @pytest.mark.slow

@@ -15,8 +15,8 @@ import pytest
 from jaxd import Client, connect
 from jaxd.errors import OutOfMemory
 from tests.end_to_end.counting import BUILT, LOADED, WARM, costs, records
-from tests.end_to_end.gates import wait_until
 from tests.live_server import LiveServer
+from tests.server.staging import until
 
 StartLive = Callable[..., LiveServer]
 
@@ -115,7 +115,7 @@ def test_what_was_dropped_comes_back_from_disk(start_live: StartLive) -> None:
         function = scaled(client, 5)
         for number in range(1, 13):
             call(function, number)
-        wait_until(lambda: len(records(server.directory, "calls")) == 12)
+        until(lambda: len(records(server.directory, "calls")) == 12)
         assert client.statistics().executables == 4
         for number in (1, 2, 3):
             assert spent(client, function, number) == LOADED

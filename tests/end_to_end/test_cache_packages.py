@@ -10,9 +10,9 @@ import pytest
 
 from jaxd import connect
 from tests.end_to_end.counting import BUILT, LOADED, costs, warnings_of
-from tests.end_to_end.gates import wait_until
 from tests.fake_packages import FakeSite
 from tests.live_server import ROOT, LiveServer
+from tests.server.staging import until
 
 OUTER = "import deeplib\n\ndef scale(x):\n    return deeplib.factor(x)\n"
 INNER = "def factor(x):\n    return x * {number}\n"
@@ -55,7 +55,7 @@ def test_a_package_below_a_package_that_changes_while_the_server_runs(
         server = start_live(name=name, **environment)
         before = value()
         install(number)
-        wait_until(lambda before=before: value() != before)  # type: ignore[misc]
+        until(lambda before=before: value() != before)  # type: ignore[misc]
         assert (before, value()) == ({5: 6.0, 7: 10.0}[number], 2.0 * number)
         assert server.close() == 0
 

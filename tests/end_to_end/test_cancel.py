@@ -18,9 +18,10 @@ import pytest
 
 from jaxd import Client, connect
 from jaxd.errors import DeadlineExceeded
-from tests.end_to_end.gates import Gate, stop_at, wait_until
+from tests.end_to_end.gates import Gate, stop_at
 from tests.faults.proxy import Proxy
 from tests.live_server import ROOT, TOKEN, LiveServer
+from tests.server.staging import until
 
 X = np.linspace(0, 1, 4, dtype=np.float32)
 
@@ -104,7 +105,7 @@ def test_an_interrupt_ends_the_trace(
         interrupt(process)
         assert said.readline() == "interrupted\n"
         assert said.readline() == "8.0\n"
-    wait_until(lambda: client.caller.session.ask("statistics")["left_behind"] == [])
+    until(lambda: client.caller.session.ask("statistics")["left_behind"] == [])
     now = client.statistics()
     assert now.cancelled_calls == before.cancelled_calls + 1
     assert now.lowers <= before.lowers + 1  # of the next one, the first time
@@ -119,8 +120,8 @@ def test_a_trace_for_a_client_that_is_gone_ends_with_its_session(
     with tracing(server) as (process, _said):
         process.kill()
     with connect(server.unix) as client:
-        wait_until(lambda: client.statistics().cancelled_calls == 1)
-        wait_until(lambda: client.caller.session.ask("statistics")["left_behind"] == [])
+        until(lambda: client.statistics().cancelled_calls == 1)
+        until(lambda: client.caller.session.ask("statistics")["left_behind"] == [])
         assert client.caller.session.ask("statistics")["running_calls"] == 0
 
 
@@ -137,7 +138,7 @@ def test_a_server_that_stops_does_not_wait_for_a_trace_whose_client_cannot_come_
         connect(server.unix) as other,
     ):
         proxy.close()
-        wait_until(lambda: other.statistics().connections == 1)
+        until(lambda: other.statistics().connections == 1)
         server.process.terminate()
         assert server.process.wait(60) == 0
         server.wait_for("drained")
@@ -163,7 +164,7 @@ def test_a_call_that_is_cancelled_after_its_connection_was_cut_holds_no_place(
         connect(server.unix) as other,
     ):
         future = client.persistent_call(endless, results=results).submit(X)
-        wait_until(begun.exists)
+        until(begun.exists)
         proxy.cut()
         client.statistics()  # it is back
         assert future.cancel()
@@ -202,7 +203,7 @@ def test_a_program_that_runs_for_ever_costs_its_worker(
         assert float(endless(np.float32(3))) == 3.0
         assert double(X).tolist() == (X * 2).tolist()
         future = endless.submit(np.float32(-1))
-        wait_until(lambda: other.caller.session.ask("statistics")["running_calls"] == 1)
+        until(lambda: other.caller.session.ask("statistics")["running_calls"] == 1)
         assert future.cancel()
         server.wait_for("worker_ready", 2)
         assert double(X).tolist() == (X * 2).tolist()
@@ -268,12 +269,12 @@ def test_jax_is_whole_after_many_interrupts(
                 future.result(chosen.uniform(0.0, 0.25))
             future.cancel()
             if number % 20 == 19:
-                wait_until(lambda: not client.caller.session.ask("statistics")["left_behind"])
+                until(lambda: not client.caller.session.ask("statistics")["left_behind"])
                 for again in (number, -number):  # one that was interrupted, and a new one
                     here = jax.jit(heavy(again))(X)
                     there = client.persistent_call(heavy(again), results="numpy")(X)
                     assert np.allclose(there, here, rtol=1e-5)
-        wait_until(lambda: not client.caller.session.ask("statistics")["left_behind"])
+        until(lambda: not client.caller.session.ask("statistics")["left_behind"])
         now = client.statistics()
     with capsys.disabled():
         print(

@@ -21,11 +21,12 @@ from jaxd import Client, connect
 from jaxd.errors import ConfigurationError, NotPermitted, ValuesDied, WorkerLost
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.rpc.services import checkpoints
-from tests.end_to_end.gates import Gate, wait_until
+from tests.end_to_end.gates import Gate
 from tests.end_to_end.several_devices import spread_out
 from tests.end_to_end.steps import kill
 from tests.live_server import LiveServer
 from tests.server.in_process import InProcessServer
+from tests.server.staging import until
 
 ocp: Any = pytest.importorskip("orbax.checkpoint")
 
@@ -271,7 +272,7 @@ def test_a_failed_save_leaves_no_files_and_holds_no_memory(
     for name in ("before", "new"):
         late.clear()
         saving = client.save({"w": np.ones(LARGE)}, tmp_path / name, overwrite=True)
-        wait_until(is_free)
+        until(is_free)
         with pytest.raises(OSError, match="No space left") as raised:
             saving.wait()
         assert raised.value.errno == 28
@@ -581,4 +582,4 @@ saving = jaxd.save({"w": jaxd.put([1.0, 2.0])}, sys.argv[1])
     done = server.run(program, str(tmp_path / "one"))
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "one" / "_CHECKPOINT_METADATA").exists()
-    wait_until(lambda: any(line["event"] == "checkpoint_saved" for line in server.lines))
+    until(lambda: any(line["event"] == "checkpoint_saved" for line in server.lines))

@@ -13,9 +13,9 @@ import pytest
 
 from jaxd import connect, errors
 from tests.end_to_end.counting import BUILT, LOADED, costs
-from tests.end_to_end.gates import wait_until
 from tests.fake_packages import FakeSite
 from tests.live_server import ROOT, LiveServer
+from tests.server.staging import until
 
 
 def scaled(x: Any) -> Any:
@@ -86,7 +86,7 @@ def test_the_next_client_gets_the_new_dependency(
         install(site, version, 50)
         with connect(server.unix) as other:
             assert float(other.persistent_call(scaled)(2.0)) == 100.0
-            wait_until(lambda: other.statistics().epoch == 2)
+            until(lambda: other.statistics().epoch == 2)
         assert float(client.persistent_call(scaled)(3.0)) == 150.0
         assert server.close() == 0
 
@@ -100,7 +100,7 @@ def test_other_programs_stay(start: Callable[..., LiveServer], site: FakeSite, q
             assert float(client.persistent_call(function)(2.0)) == value
     install(site, "1.1", 50)
     with connect(server.unix) as client:
-        wait_until(lambda: client.statistics().epoch == 2)
+        until(lambda: client.statistics().epoch == 2)
         for function, value, cost in (
             (alone, 7.0, LOADED),
             (plain, 1.0, LOADED),
@@ -172,7 +172,7 @@ def test_a_worker_that_cannot_have_new_ones_says_so(
         step = client.persistent_call(scaled)
         assert float(step(2.0)) == 6.0
         install(site, "1.1", 50)
-        wait_until(lambda: (step(2.0), bool(skews(quiet)))[1])
+        until(lambda: (step(2.0), bool(skews(quiet)))[1])
         (text,) = skews(quiet)
         assert text.startswith("function 'scaled': dependency lowlib 1.0 → 1.1 where the server")
         with pytest.raises(errors.PackageMismatch, match=r"dependency lowlib 1\.0 → 1\.1"):
@@ -185,7 +185,7 @@ def test_a_worker_that_cannot_have_new_ones_says_so(
             assert float(other.persistent_call(scaled)(2.0)) == 6.0
             assert skews(quiet) == [text, text]
         del kept
-        wait_until(lambda: float(step(2.0)) == 100.0)
+        until(lambda: float(step(2.0)) == 100.0)
 
 
 @pytest.mark.soak

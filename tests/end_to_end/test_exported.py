@@ -26,9 +26,9 @@ from jaxd_protocol.jit.options import Options
 from jaxd_protocol.messages.calls import OK
 from jaxd_protocol.pytree import dump_literal
 from tests.client.fake_server import FakeServer
-from tests.end_to_end.gates import wait_until
 from tests.exported_programs import rewritten
 from tests.live_server import LiveServer, live_server
+from tests.server.staging import until
 
 pytest.importorskip("flatbuffers")
 
@@ -273,9 +273,7 @@ def test_programs_are_kept_on_disk(client: Client, strict: LiveServer) -> None:
     before = client.statistics().disk_files
     triple = client.persistent_call(lambda x: x * 3)
     assert float(triple(np.float32(2))) == 6.0
-    wait_until(
-        lambda: client.statistics().disk_files >= before + 4
-    )  # call, function, code, program
+    until(lambda: client.statistics().disk_files >= before + 4)  # call, function, code, program
     os.kill(strict.worker_pid(), signal.SIGKILL)
     assert float(triple(np.float32(3))) == 9.0
     after = client.statistics()

@@ -18,8 +18,8 @@ from jaxd import Client, connect
 from jaxd.connection.control_client import send_request
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import control_path
-from tests.end_to_end.gates import wait_until
 from tests.live_server import TOKEN, LiveServer
+from tests.server.staging import until
 
 pytestmark = [pytest.mark.own_server, pytest.mark.slow]  # its threads are counted
 
@@ -102,7 +102,7 @@ def worker(server: LiveServer) -> dict[str, Any]:
 
 def rest(server: LiveServer, count: int) -> None:
     """Returns when so many clients are connected, and all are idle."""
-    wait_until(
+    until(
         lambda: (
             [worker(server)[name] for name in ("connections", "idle_connections")] == [count] * 2
         )
@@ -125,17 +125,17 @@ def test_idle_clients_need_no_threads(start_live: StartLive) -> None:
         with crowds(server, server.unix, server.tcp, server.tls) as come:
             for _ in range(2):
                 rest(server, 3 * MANY + 1)
-                wait_until(lambda: threads_of(pid) <= few)
+                until(lambda: threads_of(pid) <= few)
                 for crowd in come:
                     crowd.begin()
                 assert [crowd.is_right() for crowd in come] == [True] * 3
             rest(server, 3 * MANY + 1)
             come[0].process.kill()
             come[1].leave()
-            wait_until(lambda: worker(server)["connections"] == MANY + 1)
+            until(lambda: worker(server)["connections"] == MANY + 1)
             come[2].begin()
             assert come[2].is_right()
-        wait_until(lambda: worker(server)["connections"] == 1)
+        until(lambda: worker(server)["connections"] == 1)
 
 
 def test_a_server_stops_with_idle_clients(start_live: StartLive) -> None:

@@ -13,9 +13,9 @@ import pytest
 
 from jaxd import Client, connect
 from jaxd.errors import DeadlineExceeded
-from tests.end_to_end.gates import wait_until
 from tests.levels import Levels
 from tests.live_server import LiveServer
+from tests.server.staging import until
 
 pytestmark = [
     pytest.mark.soak,
@@ -45,8 +45,8 @@ class Sample(NamedTuple):
     @classmethod
     def of(cls, server: LiveServer, client: Client) -> Sample:
         """Now, once everything is over that was given up."""
-        wait_until(lambda: not client.caller.session.ask("statistics")["left_behind"])
-        wait_until(lambda: client.caller.session.ask("statistics")["values"] == 0)
+        until(lambda: not client.caller.session.ask("statistics")["left_behind"])
+        until(lambda: client.caller.session.ask("statistics")["values"] == 0)
         now = client.caller.session.ask("statistics")
         return cls(
             *Levels.of(server.worker_pid()),

@@ -21,8 +21,9 @@ from jaxd_protocol.jit.options import Options
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.handshake import UNIX, handshake_with_server
 from jaxd_protocol.wire.connection import encode_request
-from tests.end_to_end.gates import Gate, advice, in_thread, stop_at, wait_until
+from tests.end_to_end.gates import Gate, advice, in_thread, stop_at
 from tests.live_server import LiveServer
+from tests.server.staging import until
 
 pytestmark = pytest.mark.soak
 
@@ -82,7 +83,7 @@ def test_a_client_that_dies_in_the_middle_of_a_frame(start_live: StartLive, gate
         for _ in range(3):
             with bare_client(server) as sock:
                 sock.sendall(head + bytes(1 << 20))
-        wait_until(lambda: client.statistics().connections == 1)
+        until(lambda: client.statistics().connections == 1)
         total = client.persistent_call(lambda x: x.sum())
         total(np.ones(3 << 19, np.float32))
         running = client.persistent_call(stop_at(gate.path)).submit(1.0)
@@ -133,8 +134,8 @@ def test_a_client_that_dies_while_its_call_runs(
             assert client.statistics().connections == before.connections + 1
             process.kill()
             process.wait()
-            wait_until(lambda: client.statistics().connections == before.connections)
-        wait_until(lambda: client.statistics().calls == before.calls + 1)
+            until(lambda: client.statistics().connections == before.connections)
+        until(lambda: client.statistics().calls == before.calls + 1)
     assert float(client.persistent_call(lambda x: x + 1)(1.0)) == 2.0
 
 
@@ -494,4 +495,4 @@ def test_a_client_that_is_dropped_without_close(live: LiveServer, client: Client
         assert float(forgotten.persistent_call(lambda x: x + 1).submit(1.0).result()) == 2.0
         del forgotten
         gc.collect()
-        wait_until(lambda: client.statistics().connections <= before)
+        until(lambda: client.statistics().connections <= before)

@@ -13,8 +13,8 @@ import pytest
 
 from jaxd import Client, connect, wait
 from jaxd.errors import ArgumentError, ValueDeleted
-from tests.end_to_end.gates import wait_until
 from tests.live_server import LiveServer
+from tests.server.staging import until
 
 StartLive = Callable[..., LiveServer]
 
@@ -76,12 +76,12 @@ def test_what_one_process_leaves_another_finds(start_live: StartLive) -> None:
     live = start_live("--session-grace-s", "0")
     run(live, LEAVE, "weights")
     with connect(live.unix) as client:
-        wait_until(lambda: client.statistics().values == 2)
+        until(lambda: client.statistics().values == 2)
         assert json.loads(run(live, FIND, "weights")) == [33.0, 3, None, [100_000], False]
-        wait_until(lambda: client.statistics().values == 2)
+        until(lambda: client.statistics().values == 2)
         assert client.forget("weights")
         assert not client.forget("weights")
-        wait_until(lambda: client.statistics().values == 0)  # the session of FIND may still end
+        until(lambda: client.statistics().values == 0)  # the session of FIND may still end
         with pytest.raises(ValueDeleted, match="You have none here"):
             client.named("weights")
 
@@ -108,7 +108,7 @@ def test_a_name_ends_with_its_time(client: Client) -> None:
     kept = client.put({"w": np.float32(7)}, name="short", ttl_s=0.05)
     client.put({"w": np.float32(8)}, name="short_too", ttl_s=0.05)
     names = {"short", "short_too"}
-    wait_until(lambda: names.isdisjoint(one["name"] for one in holders(client)))
+    until(lambda: names.isdisjoint(one["name"] for one in holders(client)))
     with pytest.raises(ValueDeleted, match="ttl_s has passed"):
         client.named("short")
     assert float(kept["w"]) == 7.0
@@ -159,6 +159,6 @@ def test_what_cannot_have_a_name_is_refused(client: Client) -> None:
         client.put([1.0], name="")
     with pytest.raises(ArgumentError, match="seconds that the name is to live"):
         client.put([1.0], name="n", ttl_s=-1)
-    wait_until(lambda: client.statistics().values <= held)  # those of earlier clients may go
+    until(lambda: client.statistics().values <= held)  # those of earlier clients may go
     with pytest.raises(ValueDeleted):
         client.named("n")

@@ -22,8 +22,9 @@ from jaxd.errors import CallbackError
 from jaxd.remote_values import call_pipeline
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import control_path
-from tests.end_to_end.gates import advice, in_thread, wait_until
+from tests.end_to_end.gates import advice, in_thread
 from tests.live_server import LiveServer
+from tests.server.staging import until
 
 LARGE: Final = 1 << 15
 """Numbers of four bytes that are too many to come home by themselves."""
@@ -303,7 +304,7 @@ def test_arrays_are_freed_behind_calls_of_callbacks(client: Client) -> None:
         return float(state[0])
 
     assert within(in_thread(loop)) == sum(range(STEPS))
-    wait_until(lambda: client.statistics().values <= before)
+    until(lambda: client.statistics().values <= before)
 
 
 @pytest.mark.slow

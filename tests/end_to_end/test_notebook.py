@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from jaxd import Client
-from tests.end_to_end.gates import Gate, in_thread, wait_until
+from tests.end_to_end.gates import Gate, in_thread
 from tests.identity.projects import needs
 from tests.kernels import TIMEOUT_S, Kernel, Message, Output, kernel
 from tests.live_server import LiveServer
+from tests.server.staging import until
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -377,7 +378,7 @@ def test_an_exported_notebook_has_one_line_for_a_build(
 
     def let_go() -> None:
         with gate.reached():
-            wait_until(is_long)
+            until(is_long)
 
     page = exported(file, live, let_go)
     assert re.findall(r"jaxd: ([a-z ]+)", page) in (

@@ -28,9 +28,10 @@ from jaxd.pool.routes import Pool
 from jaxd.request.call_request import CallRequest
 from jaxd_protocol.messages.calls import FROM_CALLBACK
 from jaxd_protocol.network.pool_routing import ranked
-from tests.end_to_end.gates import Gate, advice, stop_when_run, wait_until
+from tests.end_to_end.gates import Gate, advice, stop_when_run
 from tests.end_to_end.pools import PoolHere
 from tests.server.in_process import InProcessServer
+from tests.server.staging import until
 
 LARGE = 1 << 15
 """Numbers of four bytes that are too many to come home by themselves."""
@@ -94,13 +95,13 @@ def test_few_functions_move_when_a_member_comes_or_goes(pool: PoolHere) -> None:
     keys = [number.to_bytes(16, "big") for number in range(2000)]
     before = [found.of_key(key).member.name for key in keys]
     pool.director.show("m3", pool.members["m0"].unix)
-    wait_until(lambda: len(found.routes().names) == 4)
+    until(lambda: len(found.routes().names) == 4)
     after = [found.of_key(key).member.name for key in keys]
     moved = [now for then, now in zip(before, after, strict=True) if then != now]
     assert set(moved) == {"m3"}
     assert len(moved) <= (1 / 4 + 0.05) * len(keys)
     pool.director.remove("m3")
-    wait_until(lambda: len(found.routes().names) == 3)
+    until(lambda: len(found.routes().names) == 3)
     assert [found.of_key(key).member.name for key in keys] == before
 
 
@@ -109,13 +110,13 @@ def test_a_hot_function_is_made_on_further_members(pool: PoolHere) -> None:
     found, key = routing(pool.client), b"k" * 16
     first, second, third = ranked(key, sorted(pool.members))
     pool.director.show(first, load=4)
-    wait_until(lambda: found.routes().loads[first] == 4)
+    until(lambda: found.routes().loads[first] == 4)
     assert found.of_key(key).member.name == second
     pool.director.show(second, load=4)
-    wait_until(lambda: found.routes().loads[second] == 4)
+    until(lambda: found.routes().loads[second] == 4)
     assert found.of_key(key).member.name == third
     pool.director.show(third, load=4)
-    wait_until(lambda: found.routes().loads[third] == 4)
+    until(lambda: found.routes().loads[third] == 4)
     assert found.of_key(key).member.name == first
 
 
@@ -145,7 +146,7 @@ def test_the_order_of_a_key_is_computed_once(
     monkeypatch.setattr("jaxd.pool.routes.ranked", counting)
     found.of_key(b"k" * 16)
     pool.director.show("m0", load=1)
-    wait_until(lambda: found.routes().loads["m0"] == 1)
+    until(lambda: found.routes().loads["m0"] == 1)
     for _ in range(100):
         found.of_key(b"k" * 16)
     assert asked == [b"k" * 16]
@@ -230,7 +231,7 @@ def test_why_says_which_member_and_by_which_rule(pool: PoolHere) -> None:
     assert named.place == f"server: on member {second}, which on(member=…) names"
     pool.director.show(first, load=9)
     found = routing(pool.client)
-    wait_until(lambda: found.routes().loads[first] == 9)
+    until(lambda: found.routes().loads[first] == 9)
     assert f"as {first} has 9 of the 9 calls" in str(double_.why(1.0))
 
 
@@ -364,7 +365,7 @@ def test_a_member_that_drains_gets_calls_on_its_values_only(pool: PoolHere) -> N
     x = on(pool, first)
     before = pool.calls[first]
     pool.director.show(first, state="draining")
-    wait_until(lambda: first not in routing(pool.client).routes().names)
+    until(lambda: first not in routing(pool.client).routes().names)
     assert double_(1.0) == 2.0
     assert list(double_.map(range(40)))[39] == 78
     assert pool.calls[first] == before
@@ -373,7 +374,7 @@ def test_a_member_that_drains_gets_calls_on_its_values_only(pool: PoolHere) -> N
     status = pool.members[first].parts.status
     assert status.now()["connections"] == 1
     del x
-    wait_until(lambda: status.now()["connections"] == 0)
+    until(lambda: status.now()["connections"] == 0)
 
 
 @pytest.mark.slow
@@ -383,7 +384,7 @@ def test_calls_go_on_when_the_director_is_gone(pool: PoolHere) -> None:
     first = ranked(key_of(double_), sorted(pool.members))[0]
     assert double_(1.0) == 2.0
     pool.director.close()
-    wait_until(lambda: routing(pool.client).keeper.failure is not None)
+    until(lambda: routing(pool.client).keeper.failure is not None)
     assert double_(2.0) == 4.0
     pool.kill(first)
     assert double_(3.0) == 6.0
@@ -397,7 +398,7 @@ def test_a_pool_without_members_says_what_they_are_doing(
     double_ = pool.client.persistent_call(double)
     for name, state in zip(pool.members, ("lost", "draining", "lost"), strict=True):
         pool.director.show(name, state=state)
-    wait_until(lambda: not routing(pool.client)._routes.names)
+    until(lambda: not routing(pool.client)._routes.names)
     with pytest.raises(NoServer, match="m0 is lost; m1 is draining; m2 is lost") as caught:
         double_(1.0)
     assert "jaxd doctor --server" in str(caught.value)
@@ -411,7 +412,7 @@ def test_a_member_out_of_reach_is_named_and_calls_go_elsewhere(
     for name in ("m0", "m1"):
         pool.director.show(name, addresses=(away,), epoch=2)
     found = routing(pool.client)
-    wait_until(lambda: found.member("m1").epoch == 2)  # type: ignore[union-attr]
+    until(lambda: found.member("m1").epoch == 2)  # type: ignore[union-attr]
     functions = [pool.client.persistent_call(lambda x, n=n: x + n) for n in range(4)]
     assert [each(1.0) for each in functions] == [1.0, 2.0, 3.0, 4.0]
     assert set(pool.calls) == {"m2"}
@@ -435,7 +436,7 @@ def test_a_member_that_is_started_again_is_used_again(pool: PoolHere) -> None:
     again = InProcessServer()
     try:
         pool.director.show(first, addresses=(again.unix,), epoch=2)
-        wait_until(lambda: first in routing(pool.client).routes().names)
+        until(lambda: first in routing(pool.client).routes().names)
         assert double_(2.0) == 4.0
         assert again.counters.snapshot()["calls"] == 1
         with pytest.raises(ValuesDied):

@@ -16,9 +16,9 @@ from jaxd.cli.doctor.context import DoctorContext
 from jaxd.connection.settings import Settings
 from jaxd.errors import AuthenticationFailed, ConfigurationError, NoServer
 from jaxd_protocol.messages.pool_view import PoolMember
-from tests.end_to_end.gates import wait_until
 from tests.live_pool import LiveDirector
 from tests.live_server import TOKEN, LiveServer
+from tests.server.staging import until
 
 
 @pytest.fixture
@@ -104,12 +104,12 @@ def test_another_director_at_the_same_address_goes_on(
         before = session.id
         keeper = client.caller.session.pool.keeper  # type: ignore[attr-defined]
         director.close()
-        wait_until(lambda: keeper.failure is not None)
+        until(lambda: keeper.failure is not None)
         assert double(2.0) == 4.0
         members = PoolMember("m0", (live.tls,), epoch=1, state="ready"), PoolMember("m1", epoch=1)
         again = LiveDirector(runtime, *members, port=director.tls.port, epoch=2)
         try:
-            wait_until(lambda: "m1" in keeper.view.members)
+            until(lambda: "m1" in keeper.view.members)
             assert (double(3.0), session.id) == (6.0, before)
         finally:
             again.close()
@@ -119,6 +119,6 @@ def test_another_director_at_the_same_address_goes_on(
 def test_a_director_that_does_not_answer_is_named(director: LiveDirector) -> None:
     """And how a pool is started."""
     director.close()
-    wait_until(lambda: not is_open(director))
+    until(lambda: not is_open(director))
     with pytest.raises(NoServer, match=r"no server answers at pool://.*jaxd pool up"):
         connect(director.pool, token=TOKEN)

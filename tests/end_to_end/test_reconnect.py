@@ -15,10 +15,11 @@ import pytest
 import jaxd
 from jaxd import Client, connect
 from jaxd.errors import Cancelled, ValuesDied, ValuesLost, WorkerLost
-from tests.end_to_end.gates import Gate, advice, in_thread, wait_until
+from tests.end_to_end.gates import Gate, advice, in_thread
 from tests.end_to_end.steps import kill
 from tests.live_server import TOKEN, LiveServer
 from tests.server.in_process import InProcessServer
+from tests.server.staging import until
 
 LARGE: Final = 1 << 15
 """Numbers of four bytes that are too many to come home by themselves."""
@@ -88,7 +89,7 @@ def test_nothing_is_lost_and_nothing_runs_twice(
         cut(client)
     np.testing.assert_array_equal(np.asarray(state), np.full(LARGE, 8.0 * size))
     assert float(seen) == 4.0 * size
-    wait_until(lambda: calls(in_process_server) == before + 4)
+    until(lambda: calls(in_process_server) == before + 4)
 
 
 def test_what_was_lost_is_sent_again_before_what_comes_next(client: Client, gate: Gate) -> None:
@@ -118,13 +119,13 @@ def test_submitted_calls_are_sent_again_without_anybody_waiting(
     futures = [step.submit(state, value) for value in (-x, x)]
     with gate.reached():
         cut(client)
-        wait_until(
+        until(
             lambda: (
                 not in_process_server.parts.status.now()["connections"]
                 or client.caller.session.connected
             )
         )
-    wait_until(lambda: all(future.done() for future in futures))
+    until(lambda: all(future.done() for future in futures))
     assert [float(future.result()[0][0]) for future in futures] == [0.0, 2.0]
 
 
@@ -141,10 +142,10 @@ def test_what_is_let_go_without_a_connection_is_told_later(
     client.caller.session.connection().check()
     assert not client.caller.session.connected
     arrays.clear()
-    wait_until(lambda: not client.caller.session.store.release_queue._is_woken)  # type: ignore[union-attr]
+    until(lambda: not client.caller.session.store.release_queue._is_woken)  # type: ignore[union-attr]
     state = step(state)
     jaxd.wait(state)
-    wait_until(lambda: len(in_process_server.parts._worker_context.values) == 1)
+    until(lambda: len(in_process_server.parts._worker_context.values) == 1)
 
 
 @pytest.mark.soak
@@ -206,8 +207,8 @@ def test_a_session_that_was_given_up(gate: Gate) -> None:
     client = in_process_server.client()
     array = state_on(client)
     cut(client)
-    wait_until(lambda: not in_process_server.parts.status.now()["connections"])
-    wait_until(lambda: not len(in_process_server.parts._worker_context.values))
+    until(lambda: not in_process_server.parts.status.now()["connections"])
+    until(lambda: not len(in_process_server.parts._worker_context.values))
     assert_lost(client, [array])
     in_process_server.close()
 
@@ -323,4 +324,4 @@ def test_values_of_a_killed_client_go(start_live: Callable[..., LiveServer]) -> 
             "x = client.put(np.ones(1 << 20)); os.kill(os.getpid(), signal.SIGKILL)"
         )
         assert server.run(program).returncode == -signal.SIGKILL
-        wait_until(lambda: watcher.statistics().values == 0)
+        until(lambda: watcher.statistics().values == 0)

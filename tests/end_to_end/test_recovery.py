@@ -32,11 +32,12 @@ from jaxd.transfer.routing import TransferRouter
 from jaxd_protocol.messages.calls import FAILED, OK
 from jaxd_protocol.messages.failures import encode_failure
 from jaxd_protocol.pytree import Leaf, TreeEncoder
-from tests.end_to_end.gates import Gate, advice, wait_until
+from tests.end_to_end.gates import Gate, advice
 from tests.end_to_end.several_devices import EIGHT, X, spread_out
 from tests.end_to_end.steps import kill
 from tests.live_server import LiveServer
 from tests.server.in_process import InProcessServer
+from tests.server.staging import until
 
 LARGE: Final = 1 << 15
 """Numbers of four bytes that are too many to come home by themselves."""
@@ -166,7 +167,7 @@ def test_arrays_of_each_origin(start_live: Callable[..., LiveServer]) -> None:
         np.testing.assert_array_equal(put["j"], np.arange(LARGE))
         assert put["n"].weak_type
         assert put["k"].dtype == jax.random.key(3).dtype
-        wait_until(lambda: client.statistics().values == 7)
+        until(lambda: client.statistics().values == 7)
 
 
 @pytest.mark.slow
@@ -236,8 +237,8 @@ def given_up_session() -> tuple[InProcessServer, Client, Any]:
     client = server.client()
     state = client.persistent_call(lambda x: x * 2, results="remote")(np.ones(LARGE, np.float32))
     client.caller.session.connection().shut()
-    wait_until(lambda: not server.parts.status.now()["connections"])
-    wait_until(lambda: not len(server.parts._worker_context.values))
+    until(lambda: not server.parts.status.now()["connections"])
+    until(lambda: not len(server.parts._worker_context.values))
     return server, client, state
 
 
@@ -383,7 +384,7 @@ def test_a_worker_that_ends_between_two_donating_calls(
             state = train(state)
         state.block_until_ready()
         kill(server)
-        wait_until(lambda: _is_noticed(client))
+        until(lambda: _is_noticed(client))
         for _ in range(4):
             state = train(state)
         assert float(state[0]) == 8.0
@@ -430,7 +431,7 @@ def test_states_in_between_are_freed(start_live: Callable[..., LiveServer]) -> N
         state.block_until_ready()
         kill(server)
         assert float(np.asarray(state)[0]) == 5.0
-        wait_until(lambda: client.statistics().values == 6)
+        until(lambda: client.statistics().values == 6)
 
 
 @pytest.mark.slow
@@ -466,7 +467,7 @@ def test_answers_of_callbacks_are_part_of_what_is_kept(
             np.asarray(held[3][1])
         del held, pair
         gc.collect()  # the error is in a cycle with its traceback
-        wait_until(lambda: client.kept().call_bytes == 0)
+        until(lambda: client.kept().call_bytes == 0)
 
 
 def test_what_is_kept_is_counted_by_all_threads_together() -> None:
@@ -605,8 +606,8 @@ def test_a_call_that_was_prepared_for_another_session_is_prepared_anew(
     def lose_session(*args: Any) -> bool:
         monkeypatch.undo()
         client.caller.session.connection().shut()
-        wait_until(lambda: not server.parts.status.now()["connections"])
-        wait_until(lambda: not len(server.parts._worker_context.values))
+        until(lambda: not server.parts.status.now()["connections"])
+        until(lambda: not len(server.parts._worker_context.values))
         return send(*args)
 
     monkeypatch.setattr(CallPipeline, "_is_sent_behind_all", lose_session)
@@ -660,7 +661,7 @@ def test_what_is_kept_is_told(start_live: Callable[..., LiveServer]) -> None:
         client.put(np.ones(LARGE, np.float32), name="shared")
         state = client.put(np.ones(LARGE, np.float32)), client.named("shared")
         gc.collect()  # what was put under the name, which is held for a moment more
-        wait_until(lambda: client.kept().call_bytes == 4 * LARGE)
+        until(lambda: client.kept().call_bytes == 4 * LARGE)
         kept = client.kept()
         assert kept.is_on
         assert kept.lost_with_worker == {"they were found by a name": 4 * LARGE}
@@ -801,7 +802,7 @@ def test_the_first_call_after_a_death_is_made_once(
         assert float(old[0] + new[0]) == 6.0
         assert made == ["before"]
         assert client.statistics().calls == 3  # these two, and the one that was made again
-        wait_until(lambda: client.statistics().values == 2)
+        until(lambda: client.statistics().values == 2)
         kill(server)
         assert float(old[0] + new[0]) == 6.0
         assert made == ["before", "before", "first"]

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from jaxd import Client
-from tests.end_to_end.gates import Gate, in_thread, wait_until
+from tests.end_to_end.gates import Gate, in_thread
+from tests.server.staging import until
 
 
 def stopping(path: str) -> Any:
@@ -45,9 +46,9 @@ def test_it_is_printed_once(
         reader = client.caller.session.connection().shared_reader
         (waiting,) = reader.pending.values()
         open_call = waiting.about
-        wait_until(lambda: open_call._effects is not None)
+        until(lambda: open_call._effects is not None)
         lost = open_call.number, open_call.opened
         client.caller.session.connection()._channel.stream.sock.shutdown(2)
-        wait_until(lambda: (open_call.number, open_call.opened) != lost)
+        until(lambda: (open_call.number, open_call.opened) != lost)
     assert float(result.result(30)) == 3.0
     assert capsys.readouterr().out == "loss 3.0\ndone 3.0\n"

@@ -18,8 +18,9 @@ from jaxd import connect, errors
 from jaxd.dispatch import async_call
 from jaxd.dispatch.retry import RetryBudget
 from jaxd_protocol.network.addresses import Address
-from tests.end_to_end.gates import Gate, advice, in_thread, stop_at, stop_when_run, wait_until
+from tests.end_to_end.gates import Gate, advice, in_thread, stop_at, stop_when_run
 from tests.live_server import LiveServer
+from tests.server.staging import until
 
 StartLive = Callable[..., LiveServer]
 
@@ -231,7 +232,7 @@ def test_a_signal_lets_running_calls_finish(
                     refused.append(error)
                 return bool(refused)
 
-            wait_until(is_refused)
+            until(is_refused)
             assert not running.done()
         assert float(running.result()) == 0.0
     assert "same address" in advice(refused[0])

@@ -16,9 +16,9 @@ import pytest
 
 from jaxd import Client, connect
 from jaxd_protocol.network.addresses import Address
-from tests.end_to_end.gates import wait_until
 from tests.end_to_end.throttle import MBIT, Throttle
 from tests.live_server import TOKEN, LiveServer, live_server
+from tests.server.staging import until
 
 MIB = 1 << 20
 SIZE = MIB // 4  # numbers of 4 bytes
@@ -35,7 +35,7 @@ def live() -> Iterator[LiveServer]:
 def client(request: pytest.FixtureRequest, live: LiveServer) -> Iterator[Client]:
     """Over a network, and beside the server, where arrays go through shared memory."""
     with connect(live.tcp if request.param == "tcp" else live.unix, token=TOKEN) as client:
-        wait_until(lambda: client.statistics().values == 0)
+        until(lambda: client.statistics().values == 0)
         yield client
 
 

@@ -26,9 +26,10 @@ from jaxd import Client, connect
 from jaxd.transfer.routing import TransferRouter
 from jaxd.transfer.shared_memory import BlockPool, shared_pool
 from jaxd_protocol.base import shared_memory
-from tests.end_to_end.gates import Gate, in_thread, wait_until
+from tests.end_to_end.gates import Gate, in_thread
 from tests.live_server import LiveServer
 from tests.server.in_process import InProcessServer
+from tests.server.staging import until
 
 SIZE: Final = 1 << 18
 """Numbers of four bytes: one megabyte, which goes through a block."""
@@ -234,7 +235,7 @@ def test_a_block_that_a_fetch_may_still_fill_is_not_used_again(
             there.fetch()
     (block,) = asked
     np.testing.assert_array_equal(there.fetch(), ones(5))
-    wait_until(lambda: block not in used_blocks())
+    until(lambda: block not in used_blocks())
 
 
 def used_blocks() -> list[Any]:
@@ -456,7 +457,7 @@ def test_blocks_are_free_when_nobody_needs_them(client: Client) -> None:
     jaxd.wait(state)
     del state
     gc.collect()
-    wait_until(lambda: busy() <= before)
+    until(lambda: busy() <= before)
 
 
 KILLED: Final = """
@@ -506,5 +507,5 @@ def test_a_killed_client_leaves_nothing_behind(start_live: Callable[..., LiveSer
         process.send_signal(signal.SIGKILL)
         process.communicate()
         with connect(server.unix) as other:
-            wait_until(lambda: nothing_left(other))
-        wait_until(lambda: held_by(server.worker_pid())[0] <= before[0])
+            until(lambda: nothing_left(other))
+        until(lambda: held_by(server.worker_pid())[0] <= before[0])

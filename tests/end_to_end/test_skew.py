@@ -17,9 +17,10 @@ from jaxd import Client, connect, errors
 from jaxd.dispatch import async_call
 from jaxd.dispatch.retry import RetryBudget
 from jaxd_protocol.packages.distributions import changed_since_first_seen
-from tests.end_to_end.gates import Gate, advice, in_thread, stop_at, wait_until
+from tests.end_to_end.gates import Gate, advice, in_thread, stop_at
 from tests.fake_packages import FakeSite
 from tests.live_server import ROOT, TOKEN, LiveServer
+from tests.server.staging import until
 
 pytestmark = pytest.mark.soak
 
@@ -87,7 +88,7 @@ def outlasting(server: LiveServer, client: Client, gate: Gate) -> Iterator[None]
         running = in_thread(busy.persistent_call(stop_at(gate.path)), 1.0)
         with gate.reached():
             yield
-            wait_until(lambda: client.caller.session.warning_queue.has_pending)
+            until(lambda: client.caller.session.warning_queue.has_pending)
         assert float(running.result()) == 2.0
 
 

@@ -14,10 +14,10 @@ import pytest
 
 from jaxd import Client, connect
 from jaxd_protocol.network.addresses import Address
-from tests.end_to_end.gates import wait_until
 from tests.end_to_end.terminals import TerminalProcess
 from tests.end_to_end.throttle import MBIT, Throttle
 from tests.live_server import TOKEN, LiveServer
+from tests.server.staging import until
 
 pytestmark = pytest.mark.soak  # a slow link takes its time
 
@@ -171,4 +171,4 @@ def test_an_interrupted_call_has_left_nothing_behind(link: Callable[..., Throttl
             assert float(total(x)) == LARGE
             moved.append(writer.bytes_sent)
         assert moved[2] - moved[1] < 4000
-        wait_until(lambda: values() == before + 1)
+        until(lambda: values() == before + 1)

@@ -21,8 +21,9 @@ import pytest
 
 from jaxd import connect
 from jaxd.errors import JaxdError
-from tests.end_to_end.gates import Gate, stop_at, wait_until
+from tests.end_to_end.gates import Gate, stop_at
 from tests.live_server import ROOT, LiveServer, source_environment
+from tests.server.staging import until
 
 KEY = "a-key-of-tests-0123456789-abcdefghij"
 PROGRAM = """
@@ -295,7 +296,7 @@ def test_servers_build_a_program_once_between_them(start: StartMember, gate: Gat
         first = threads.submit(call, servers[0], gate)
         with gate.reached():
             others = [threads.submit(call, server, gate) for server in servers[1:]]
-            wait_until(lambda: all(map(runs_a_call, servers[1:])))
+            until(lambda: all(map(runs_a_call, servers[1:])))
         assert [each.result() for each in (first, *others)] == [2.0] * 3
     for server in servers[1:]:
         with connect(server.unix) as client:
@@ -339,9 +340,9 @@ def test_who_waits_can_be_cancelled(start: StartMember, gate: Gate) -> None:
         first = threads.submit(call, servers[0], gate)
         with gate.reached():
             waiting = client.persistent_call(stop_at(gate.path)).submit(1.0)
-            wait_until(lambda: runs_a_call(servers[1]))
+            until(lambda: runs_a_call(servers[1]))
             assert waiting.cancel()
-            wait_until(lambda: not runs_a_call(servers[1]))
+            until(lambda: not runs_a_call(servers[1]))
         assert first.result() == 2.0
 
 
@@ -367,7 +368,7 @@ def test_eight_servers_build_what_they_need_once_between_them(
         first = threads.submit(call, servers[0], gate)
         with gate.reached():
             others = [threads.submit(call, server, gate) for server in servers[1:]]
-            wait_until(lambda: all(map(runs_a_call, servers[1:])))
+            until(lambda: all(map(runs_a_call, servers[1:])))
             kill(servers[0])
         let_pass(gate, [first, *others])
         assert isinstance(first.exception(), JaxdError)

@@ -16,9 +16,10 @@ import pytest
 
 from jaxd import Client, connect
 from tests.end_to_end.counting import BUILT, LOADED, costs, records, warnings_of
-from tests.end_to_end.gates import Gate, in_thread, stop_at, wait_until
+from tests.end_to_end.gates import Gate, in_thread, stop_at
 from tests.end_to_end.steps import X
 from tests.live_server import LiveServer
+from tests.server.staging import until
 
 StartLive = Callable[..., LiveServer]
 
@@ -83,7 +84,7 @@ def test_sixteen_connections_build_once(live: LiveServer, client: Client) -> Non
         clients = [stack.enter_context(connect(live.unix)) for _ in range(16)]
         calls = [in_thread(one.persistent_call(step), X) for one in clients]
         with gates.reached():
-            wait_until(running(client, 16))
+            until(running(client, 16))
         for call in calls:
             np.testing.assert_array_equal(call.result(), X * 3 - 1616)
     assert spent == {**BUILT, "executable_hits": 15}
@@ -203,11 +204,11 @@ def test_a_client_that_is_killed_does_not_cancel_the_build(
         first = start()
         with gate.reached():
             others = [start(), start()]
-            wait_until(running(client, 3))
+            until(running(client, 3))
             killed = first if who == "the builder" else others[0]
             before = client.caller.session.ask("statistics")["connections"]
             killed.kill()
-            wait_until(lambda: client.caller.session.ask("statistics")["connections"] < before)
+            until(lambda: client.caller.session.ask("statistics")["connections"] < before)
         for process in (first, *others):
             out, error = process.communicate(timeout=50)
             if process is not killed:

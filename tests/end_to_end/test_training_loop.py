@@ -15,7 +15,6 @@ import pytest
 import jaxd
 from jaxd import Client, RemoteArray, connect
 from jaxd.errors import ValueDeleted
-from tests.end_to_end.gates import wait_until
 from tests.end_to_end.passing_on import Way
 from tests.end_to_end.throttle import MBIT, Throttle
 from tests.end_to_end.training import (
@@ -29,6 +28,7 @@ from tests.end_to_end.training import (
     train_step,
 )
 from tests.live_server import TOKEN, LiveServer, live_server
+from tests.server.staging import until
 
 StartLive = Callable[..., LiveServer]
 
@@ -117,7 +117,7 @@ def test_a_donated_state_is_free_at_once(start_live: StartLive) -> None:
         state = train(step, batches(2))[0]
         jaxd.wait(state)
         leaves = len(jax.tree.leaves(state))
-        wait_until(lambda: client.statistics().values == leaves)
+        until(lambda: client.statistics().values == leaves)
         for batch in batches(5):
             old, (state, loss) = state, step(state, batch)
             float(loss)
@@ -127,7 +127,7 @@ def test_a_donated_state_is_free_at_once(start_live: StartLive) -> None:
         with pytest.raises(ValueDeleted, match="train_step"):
             np.asarray(kernel)
         del old, state, kernel, loss
-        wait_until(lambda: client.statistics().values == 0)
+        until(lambda: client.statistics().values == 0)
 
 
 def test_a_slow_link_sees_the_same_bytes(server: LiveServer) -> None:

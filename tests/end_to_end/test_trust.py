@@ -24,8 +24,9 @@ from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.certificates import client_context
 from jaxd_protocol.network.handshake import Peer, local_peer
 from jaxd_protocol.wire.tls_socket import TlsSocket
-from tests.end_to_end.gates import advice, wait_until
+from tests.end_to_end.gates import advice
 from tests.live_server import TOKEN, LiveServer, live_server, source_environment
+from tests.server.staging import until
 
 
 @pytest.fixture
@@ -70,7 +71,7 @@ def refused(live: LiveServer, words: str) -> Iterator[None]:
 
     before = count()
     yield
-    wait_until(lambda: count() > before)
+    until(lambda: count() > before)
 
 
 # silence ------------------------------------------------------------------------------------------

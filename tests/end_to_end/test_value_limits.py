@@ -11,8 +11,8 @@ import pytest
 
 from jaxd import connect, get, wait
 from jaxd.errors import ArgumentError, ValueDeleted, ValuesFull
-from tests.end_to_end.gates import wait_until
 from tests.live_server import LiveServer
+from tests.server.staging import until
 
 StartLive = Callable[..., LiveServer]
 
@@ -53,7 +53,7 @@ def test_what_has_no_room_is_refused_and_nothing_is_lost(start_live: StartLive) 
         assert one.fetch().shape == (4 * MIB,)
         del one
         gc.collect()  # the error above holds the frames that have seen it
-        wait_until(lambda: client.statistics().values == 1)
+        until(lambda: client.statistics().values == 1)
         client.put(megabytes(1))
 
 

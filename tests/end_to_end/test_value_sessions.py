@@ -16,8 +16,8 @@ import pytest
 
 from jaxd import connect, wait
 from jaxd.errors import ValuesLost
-from tests.end_to_end.gates import wait_until
 from tests.live_server import LiveServer, live_server
+from tests.server.staging import until
 
 StartLive = Callable[..., LiveServer]
 
@@ -73,7 +73,7 @@ def server() -> Iterator[LiveServer]:
 @pytest.fixture
 def unused(server: LiveServer) -> LiveServer:
     """One that holds no value."""
-    wait_until(lambda: counts(server)[:2] == (0, 0))
+    until(lambda: counts(server)[:2] == (0, 0))
     return server
 
 
@@ -92,12 +92,12 @@ def test_a_killed_process_leaves_only_what_has_a_name(start_live: StartLive) -> 
         with holder:
             assert holder.stdout is not None
             assert holder.stdout.readline() == "ready\n"
-            wait_until(lambda: '"values": 3,' in json.dumps(status(live)))  # as of its last beat
+            until(lambda: '"values": 3,' in json.dumps(status(live)))  # as of its last beat
             said = client.caller.session.ask("statistics")
             assert (said["values"], said["value_bytes"]) == (3, 400_000 + 4 + 200_000)
             holder.send_signal(signal.SIGKILL)
             holder.wait()
-        wait_until(lambda: client.caller.session.ask("statistics")["values"] == 1)
+        until(lambda: client.caller.session.ask("statistics")["values"] == 1)
         assert client.caller.session.ask("statistics")["value_bytes"] == 200_000
         assert float(client.named("outlives")[3]) == 1.0
 
@@ -119,7 +119,7 @@ def test_a_lost_connection_costs_nothing(start_live: StartLive) -> None:
                 client.caller.session.connection()._channel.stream.sock.shutdown(2)
         assert int(state["n"]) == 30
         assert float(state["w"][7]) == 120.0
-        wait_until(lambda: client.statistics().values == 2)
+        until(lambda: client.statistics().values == 2)
 
 
 @pytest.mark.slow
@@ -129,7 +129,7 @@ def test_who_stays_away_for_too_long_is_told(start_live: StartLive) -> None:
     with connect(live.unix) as client, connect(live.unix) as other:
         held = client.put(np.ones(50_000, np.float32))
         client.caller.session.connection()._channel.stream.sock.shutdown(2)
-        wait_until(lambda: other.caller.session.ask("statistics")["values"] == 0)
+        until(lambda: other.caller.session.ask("statistics")["values"] == 0)
         with pytest.raises(ValuesLost, match="--session-grace-s"):
             held.fetch()
         assert float(client.put(np.ones(3))[0]) == 1.0
@@ -142,9 +142,9 @@ def test_handles_that_go_free_their_memory(unused: LiveServer) -> None:
         assert counts(unused)[:2] == (5, 1_000_000)
         held.pop().delete()
         del held[:2]
-        wait_until(lambda: counts(unused)[:2] == (2, 400_000))
+        until(lambda: counts(unused)[:2] == (2, 400_000))
         held.clear()
-        wait_until(lambda: counts(unused)[:2] == (0, 0))
+        until(lambda: counts(unused)[:2] == (0, 0))
 
 
 def test_a_loop_leaves_nothing_behind(unused: LiveServer) -> None:
@@ -159,7 +159,7 @@ def test_a_loop_leaves_nothing_behind(unused: LiveServer) -> None:
         for _ in range(200):
             state, loss = step(state)
         wait((state, loss))
-        wait_until(lambda: counts(unused)[0] == 3)
+        until(lambda: counts(unused)[0] == 3)
         assert float(loss) == 199 * 30_000
         worker = unused.worker_pid()
         assert len(os.listdir(f"/proc/{worker}/fd")) < 200

@@ -27,8 +27,9 @@ from jaxd.errors import (
     ValuesFull,
 )
 from jaxd.remote_values.call_pipeline import MAX_IN_FLIGHT
-from tests.end_to_end.gates import Gate, in_thread, wait_until
+from tests.end_to_end.gates import Gate, in_thread
 from tests.server.in_process import InProcessServer
+from tests.server.staging import until
 
 LARGE: Final = 1 << 15
 """Numbers of four bytes that are too many to come home by themselves."""
@@ -209,7 +210,7 @@ def test_only_so_many_run_ahead(client: Client, gate: Gate) -> None:
 
     running = in_thread(run)
     with gate.reached():
-        wait_until(lambda: len(made) == MAX_IN_FLIGHT)
+        until(lambda: len(made) == MAX_IN_FLIGHT)
         assert not running.done()
     running.result(30)
     np.testing.assert_array_equal(np.asarray(made[-1]), np.zeros(LARGE))
@@ -246,7 +247,7 @@ def test_a_result_that_nobody_waits_for_any_more_is_let_go(
     quick = client.persistent_call(lambda x: x * 2)
     quick(quick(handle(client))).block_until_ready()  # reads what has come meanwhile
     gc.collect()
-    wait_until(lambda: held(in_process_server) == 0)
+    until(lambda: held(in_process_server) == 0)
 
 
 def test_failures_are_raised_where_a_result_is_used(client: Client) -> None:
@@ -397,7 +398,7 @@ def test_what_nobody_holds_is_freed_without_a_further_call(
         lambda *args, **more: next(told) < 0 or tell(*args, **more)
     )
     arrays.clear()
-    wait_until(lambda: held(in_process_server) == 0)
+    until(lambda: held(in_process_server) == 0)
     assert next(told) <= 20
 
 
@@ -409,7 +410,7 @@ def test_a_call_takes_the_news_along(client: Client, in_process_server: InProces
         state = step(state)
     jaxd.wait(state)
     assert held(in_process_server) <= MAX_IN_FLIGHT + 3
-    wait_until(lambda: held(in_process_server) == 1)
+    until(lambda: held(in_process_server) == 1)
 
 
 def test_results_that_are_never_looked_at_go_too(
@@ -420,7 +421,7 @@ def test_results_that_are_never_looked_at_go_too(
     x = handle(client)
     for _ in range(20):
         step(x)
-    wait_until(lambda: held(in_process_server) == 1)
+    until(lambda: held(in_process_server) == 1)
 
 
 def test_delete_frees_at_once_and_for_good(
@@ -429,7 +430,7 @@ def test_delete_frees_at_once_and_for_good(
     """Whoever touches it later is told."""
     x = handle(client)
     x.delete()
-    wait_until(lambda: held(in_process_server) == 0)
+    until(lambda: held(in_process_server) == 0)
     with pytest.raises(ValueDeleted, match="delete"):
         np.asarray(x)
 
@@ -497,7 +498,7 @@ def test_a_name_outlives_its_client(in_process_server: InProcessServer) -> None:
         second.named("weights")
     assert float(second.persistent_call(lambda w: w.sum())(found["w"])) == 6.0
     del found
-    wait_until(lambda: held(in_process_server) == 0)
+    until(lambda: held(in_process_server) == 0)
 
 
 def test_a_fetched_array_is_the_callers_own(client: Client) -> None:
@@ -538,7 +539,7 @@ def test_a_future_of_a_value_is_done_when_its_call_is(client: Client, gate: Gate
     future = step.submit(handle(client, -1.0))
     with gate.reached():
         assert not future.done()
-    wait_until(future.done)
+    until(future.done)
     np.testing.assert_array_equal(np.asarray(future.result()), np.zeros(LARGE))
 
 
@@ -571,7 +572,7 @@ def test_an_endless_map_holds_little(client: Client, in_process_server: InProces
     del result
     assert most < 150
     gc.collect()
-    wait_until(lambda: held(in_process_server) == 0)
+    until(lambda: held(in_process_server) == 0)
 
 
 @pytest.mark.soak

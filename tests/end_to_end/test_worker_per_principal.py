@@ -29,7 +29,6 @@ from jax.experimental import io_callback
 from jaxd import Client, connect, errors, watch
 from jaxd.connection.control_client import send_request
 from jaxd_protocol.network.accounts import add_account, remove_account
-from tests.end_to_end.gates import wait_until
 from tests.end_to_end.test_trust import CLIENTS, says, silent_crowd
 from tests.live_server import ROOT, LiveServer, source_environment
 from tests.server.staging import until
@@ -400,7 +399,7 @@ def test_what_a_worker_says_is_believed_of_itself_only(house: House) -> None:
     with pytest.raises(errors.JaxdError):
         house.alice.persistent_call(lies)(X)
     assert house.alice.persistent_call(double)(X).tolist() == [2.0] * 3
-    wait_until(lambda: pid_of(house.alice) != alices)
+    until(lambda: pid_of(house.alice) != alices)
     assert house.bob.info() == bobs
     rows = house.rows()
     assert rows["account:bob"]["worker_state"] == "ready"

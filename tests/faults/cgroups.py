@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.end_to_end.gates import wait_until
+from tests.server.staging import until
 
 
 class MemoryCgroup(NamedTuple):
@@ -51,5 +51,5 @@ def memory_cgroup(most: int) -> Iterator[MemoryCgroup]:
     try:
         yield MemoryCgroup(folder, "memory.max_usage_in_bytes" if is_first else "memory.peak")
     finally:
-        wait_until(lambda: not (folder / "cgroup.procs").read_text().strip())
+        until(lambda: not (folder / "cgroup.procs").read_text().strip())
         folder.rmdir()

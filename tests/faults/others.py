@@ -13,9 +13,10 @@ from jaxd import Client, connect
 from jaxd.connection.control_client import send_request
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import control_path
-from tests.end_to_end.gates import in_thread, wait_until
+from tests.end_to_end.gates import in_thread
 from tests.levels import Levels
 from tests.live_server import LiveServer
+from tests.server.staging import until
 
 _MORE_FILES = 8
 """Open files that a worker may have gained: of its disk cache, of a thread's pipe."""
@@ -53,11 +54,11 @@ def unharmed(server: LiveServer, others: int = 2) -> Iterator[None]:
             yield
         assert not wrong, wrong
         assert answers_correctly(watcher)
-        wait_until(lambda: watcher.statistics().connections <= before.connections)
-        wait_until(lambda: watcher.statistics().values <= before.values)
-        wait_until(lambda: not host_status(server)["worker"].get("running"))
+        until(lambda: watcher.statistics().connections <= before.connections)
+        until(lambda: watcher.statistics().values <= before.values)
+        until(lambda: not host_status(server)["worker"].get("running"))
         if server.worker_pid() == pid:
-            wait_until(lambda: Levels.of(pid).files <= files + _MORE_FILES)
+            until(lambda: Levels.of(pid).files <= files + _MORE_FILES)
 
 
 @contextmanager
@@ -85,10 +86,10 @@ def _calling(server: LiveServer, count: int) -> Iterator[list[Any]]:
             bool(wrong) or all(now >= then + more for now, then in zip(calls, start, strict=True))
         )
 
-    wait_until(go_on(4))
+    until(go_on(4))
     try:
         yield wrong
-        wait_until(go_on(4))
+        until(go_on(4))
     finally:
         done.set()
         for one in running:

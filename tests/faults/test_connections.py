@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from jaxd import Client, connect, errors
-from tests.end_to_end.gates import in_thread, wait_until
+from tests.end_to_end.gates import in_thread
 from tests.end_to_end.passing_on import Way
 from tests.faults.others import answers_correctly, unharmed
 from tests.faults.proxy import Fault, Proxy
 from tests.live_server import TOKEN, LiveServer, live_server
+from tests.server.staging import until
 
 pytestmark = pytest.mark.faults
 
@@ -162,7 +163,7 @@ def _call_through_an_outage(server: LiveServer, proxy: Proxy, client: Client, wa
     timed = client.persistent_call(lambda x: x + 1, results="remote", timeout_s=1.0)
     for each in (kept, given):
         assert float(np.asarray(add(each))[0]) == float(np.asarray(timed(each))[0]) == 2
-    wait_until(lambda: client.statistics().values == 1)
+    until(lambda: client.statistics().values == 1)
     with unharmed(server, 1):
         proxy.strike("hold", "down", 0)
         others = [in_thread(lambda: np.asarray(add(kept)))] if way == "several" else []
@@ -181,7 +182,7 @@ def _call_through_an_outage(server: LiveServer, proxy: Proxy, client: Client, wa
         proxy.cut()
         assert all(float(one.result(50)[0]) == 2 for one in others)
         assert answers_correctly(client)
-        wait_until(lambda: client.statistics().values == 1)
+        until(lambda: client.statistics().values == 1)
 
 
 def test_a_server_cannot_be_reached_for_longer_than_a_session_lasts() -> None:

@@ -18,10 +18,11 @@ from jaxd.connection.control_client import send_request, stop_and_wait
 from jaxd.connection.local_server import start_background
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import LocalServerFiles, control_path
-from tests.end_to_end.gates import Gate, in_thread, wait_until
+from tests.end_to_end.gates import Gate, in_thread
 from tests.fake_packages import FakeSite
 from tests.faults.others import answers_correctly
 from tests.live_server import ROOT, TOKEN, LiveServer
+from tests.server.staging import until
 
 pytestmark = pytest.mark.faults
 
@@ -68,10 +69,10 @@ def load(server: LiveServer, threads: int = 4) -> Iterator[list[Any]]:
                         wrong.append(right)
 
     running = [in_thread(call, number) for number in range(threads)]
-    wait_until(lambda: all(count > 10 for count in counts))
+    until(lambda: all(count > 10 for count in counts))
     yield wrong
     before = list(counts)
-    wait_until(lambda: all(now > then + 10 for now, then in zip(counts, before, strict=True)))
+    until(lambda: all(now > then + 10 for now, then in zip(counts, before, strict=True)))
     done.set()
     for one in running:
         one.result(30)
@@ -140,10 +141,10 @@ def test_the_socket_of_a_server_is_removed(local: LocalServerFiles, runtime: Pat
         with gate.reached():
             os.unlink(local.socket)
             status = {"ask": "status"}
-            wait_until(lambda: bool((send_request(local.control, status) or {})["host"]["lost"]))
+            until(lambda: bool((send_request(local.control, status) or {})["host"]["lost"]))
             assert answers_correctly(client)
         assert float(running.result(30)) == 2.0
-    wait_until(lambda: send_request(local.control, {"ask": "status"}) is None)
+    until(lambda: send_request(local.control, {"ask": "status"}) is None)
     start_background(local, by_hand=True)
     with connect(f"unix://{local.socket}") as client:
         assert answers_correctly(client)
@@ -222,14 +223,14 @@ def test_a_worker_whose_interpreter_is_held(start_live: StartLive, runtime: Path
         holding = client.persistent_call(holds_the_interpreter(gate.path))
         call = in_thread(holding, 1.0)
         with open(gate.path, "wb"):
-            wait_until(lambda: is_stuck(server))
+            until(lambda: is_stuck(server))
             report = is_stuck(server)
             (running,) = report["worker"]["running"]
             assert "holds_the_interpreter" in running["function"]
             assert running["seconds"] > 1
             assert report["worker_process"] == "sleeping"
             server.wait_for("worker_stuck")
-            wait_until(lambda: any("in function" in line for line in server.raw))
+            until(lambda: any("in function" in line for line in server.raw))
         assert float(call.result(30)) == 2.0
         server.wait_for("worker_answers_again")
         assert client.statistics().epoch == 1

@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 
 from jaxd import Client, connect, errors
-from tests.end_to_end.gates import Gate, in_thread, wait_until
+from tests.end_to_end.gates import Gate, in_thread
 from tests.faults.others import unharmed
 from tests.faults.proxy import Proxy
 from tests.live_server import TOKEN, LiveServer
+from tests.server.staging import until
 
 pytestmark = pytest.mark.faults
 
@@ -211,5 +212,5 @@ def test_the_whole_server_is_killed_and_started_again(start_live: StartLive) -> 
         first.process.kill()
         first.process.wait()
         start_live()
-        wait_until(lambda: _is_ready(client))
+        until(lambda: _is_ready(client))
         assert float(double(3.0)) == 6.0

@@ -10,11 +10,11 @@ import pytest
 
 from jaxd import connect
 from tests import chosen_platform
-from tests.end_to_end.gates import wait_until
 from tests.end_to_end.steps import kill
 from tests.gpu.nvidia import Gpu, falls_to, gpus
 from tests.levels import Levels
 from tests.live_server import LiveServer
+from tests.server.staging import until
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
@@ -61,7 +61,7 @@ def test_nothing_is_left_of_workers(number: int, start_live: Callable[..., LiveS
             else:
                 del held
                 client.persistent_call(lambda x: x).warm(X)
-                wait_until(lambda: client.statistics().values == 0)
+                until(lambda: client.statistics().values == 0)
                 _restart(server)
             assert client.statistics().compiles == 0 or life == 0
             host.append(Levels.of(server.process.pid))

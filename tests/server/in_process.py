@@ -6,10 +6,10 @@ import functools
 import os
 import socket
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
+from unittest import mock
 
 import rpyc
 
@@ -53,6 +53,7 @@ from jaxd_server.runtime.counters import Counters
 from jaxd_server.runtime.events import OutputOnce
 from jaxd_server.runtime.imported_packages import ImportedPackages
 from jaxd_server.runtime.memory_reclaimer import Reclaimer
+from tests.server.staging import until
 from tests.shared.wire.by_hand import DispatchingConnection
 
 PLAIN = Options()
@@ -285,7 +286,8 @@ class InProcessServer:
         self.options = ServerOptions(
             **{"builds": 2, "threads": 4, "cache_dir": "none", "build_in": "worker", **options}
         )
-        self.parts = WorkerComponents(self.options, self.counters, self.report)
+        with mock.patch.object(programs, "prepare", prepare_once):
+            self.parts = WorkerComponents(self.options, self.counters, self.report)
         self._folder = tempfile.TemporaryDirectory(prefix="jaxd-", dir="/tmp")
         path = os.path.join(self._folder.name, "s.sock")
         unix = socket.socket(socket.AF_UNIX)
@@ -351,9 +353,6 @@ class InProcessServer:
         self.parts._building.close()
         if self.parts.pipeline.program_cache is not None:
             self.parts.pipeline.program_cache.close()
-        deadline = time.monotonic() + 30
-        while self.parts.status.now()["connections"]:
-            assert time.monotonic() < deadline
-            os.sched_yield()
+        until(lambda: not self.parts.status.now()["connections"])
         worker_context.idle_connections.close()
         self._folder.cleanup()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -20,11 +19,12 @@ Log = list[tuple[str, dict[str, Any]]]
 
 
 def until(condition: Callable[[], object]) -> None:
-    """Returns when the condition holds, letting other threads run meanwhile."""
-    deadline = time.monotonic() + PATIENCE_S
+    """Returns when the condition holds; asks more and more rarely, as others use the processors."""
+    deadline, pause_s = time.monotonic() + PATIENCE_S, 0.0002
     while not condition():
         assert time.monotonic() < deadline, "it never happened"
-        os.sched_yield()
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.005)
 
 
 def is_running(pid: int) -> bool:

@@ -16,9 +16,9 @@ from statistics import median
 from typing import Any, Final, NamedTuple, Self
 
 import jaxd
-from tests.end_to_end.gates import wait_until
 from tests.levels import Levels
 from tests.live_server import ROOT, LiveServer, source_environment
+from tests.server.staging import until
 from tests.soak.breaking import FaultInjector
 from tests.soak.crew import SoakClient
 from tests.soak.judging import Faults
@@ -188,7 +188,7 @@ class Soak:
                 now = client.caller.session.ask("statistics")
                 return (now["sessions"], now["connections"], now["values"]) == (1, 1, 0)
 
-            wait_until(is_alone)
+            until(is_alone)
             pid, programs = server.worker_pid(), client.statistics().programs
             return Settled(pid, Levels.of(pid), Levels.of(server.process.pid), programs)
 

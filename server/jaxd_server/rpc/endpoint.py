@@ -50,13 +50,15 @@ class ClientLife(NamedTuple):
     def of(cls, sock: socket.socket | TlsSocket, pid: int | None) -> ClientLife | None:
         """The process that connected; None where the system does not tell, or it is another one.
 
+        None as well for this very process, whose end is that of the server.
+
         Args:
             sock: its connection.
             pid: the id that it says it has: that of a client beyond a relay, or in a container, is
                 not that of the process which has connected.
         """
         found = peer_pid(sock) if isinstance(sock, socket.socket) else None
-        if not found or found != pid or not hasattr(os, "pidfd_open"):
+        if found in (None, 0, os.getpid()) or found != pid or not hasattr(os, "pidfd_open"):
             return None
         started = _started(found)
         return None if started is None else cls(found, started)

@@ -1,4 +1,7 @@
-"""The command line as a user meets it: the real command, in a process of its own."""
+"""The command line as a user meets it: the real command, in a process of its own.
+
+Most of these are forked from a process that has imported the command.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,20 @@ import pytest
 
 from jaxd.cli.__main__ import _GROUPS
 from jaxd_protocol import __version__
+from tests.warm_clients import run_command
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
 
 def jaxd(*words: str, python: tuple[str, ...] = (), **variables: str) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of `jaxd WORDS`."""
+    """Exit code, stdout and stderr of `jaxd WORDS`; an interpreter of its own gets `python`."""
+    variables = {"COLUMNS": "80"} | variables
+    if not python:
+        done = run_command(*words, **variables)
+        return done.returncode, done.stdout, done.stderr
     done = subprocess.run(
         [sys.executable, "-P", *python, "-m", "jaxd.cli", *words],
-        env=os.environ | {"COLUMNS": "80"} | variables,
+        env=os.environ | variables,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

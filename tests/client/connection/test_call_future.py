@@ -17,7 +17,8 @@ import pytest
 from jaxd import Client
 from jaxd.connection import call_future
 from jaxd.connection.call_future import CallFuture
-from tests.end_to_end.gates import Gate, in_thread, stop_at, wait_until
+from tests.end_to_end.gates import Gate, in_thread, stop_at
+from tests.server.staging import until
 from tests.shared.wire.interrupt import swallowed_interrupt
 
 
@@ -89,7 +90,7 @@ def test_who_waits_for_several_learns_of_a_cancellation(how: Callable[..., Any])
     before, meanwhile = CallFuture[int](), CallFuture[int]()
     assert [before.cancel(), before.cancel()] == [True, True]
     waiting = in_thread(how, [before, meanwhile], 30)
-    wait_until(lambda: bool(meanwhile._waiters))
+    until(lambda: bool(meanwhile._waiters))
     assert meanwhile.cancel()
     waiting.result(30)
     assert before.cancelled()

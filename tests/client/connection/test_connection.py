@@ -19,7 +19,8 @@ from jaxd_protocol.errors import (
 )
 from jaxd_protocol.wire import BulkStream
 from tests.client.played_server import ConnectedPair, RecordingHandler, ScriptedServer
-from tests.end_to_end.gates import in_thread, wait_until
+from tests.end_to_end.gates import in_thread
+from tests.server.staging import until
 
 
 def test_a_request_has_its_reply(ends: ConnectedPair) -> None:
@@ -58,7 +59,7 @@ def test_submitted_requests_are_read_without_anybody_waiting(ends: ConnectedPair
     for _ in range(3):
         seq, _, (i,), _ = server.take()
         server.send_reply(seq, i * 10)
-    wait_until(lambda: len(found) == 3)
+    until(lambda: len(found) == 3)
     assert found == [0, 10, 20]
 
 
@@ -73,7 +74,7 @@ def test_a_waiting_thread_and_submitted_requests_together(ends: ConnectedPair) -
     server.send_reply(first, 1)
     assert waiting.result(10)[0] == 1
     server.send_reply(second, 2)
-    wait_until(lambda: found == [2])
+    until(lambda: found == [2])
 
 
 def test_the_end_of_the_connection_reaches_everybody(ends: ConnectedPair) -> None:
@@ -86,7 +87,7 @@ def test_the_end_of_the_connection_reaches_everybody(ends: ConnectedPair) -> Non
         server.take()
     server.shut()
     assert all(isinstance(each.exception(10), ConnectionLost) for each in waiting)
-    wait_until(lambda: len(found) == 1)
+    until(lambda: len(found) == 1)
     assert isinstance(found[0], ConnectionLost)
     assert not client.alive
     with pytest.raises(ConnectionLost):
@@ -102,7 +103,7 @@ def test_sending_into_a_connection_that_has_ended(ends: ConnectedPair) -> None:
         submit(client, (), lambda pending: told.append(pending.error))
     except ConnectionLost as error:
         told.append(error)
-    wait_until(lambda: bool(told))
+    until(lambda: bool(told))
     assert len(told) == 1
     assert not client.alive
 
@@ -180,12 +181,12 @@ def test_an_unused_connection_can_be_forgotten() -> None:
         done: list[Any] = []
         submit(client, (), done.append)
         server.send_reply(server.take()[0], 1)
-        wait_until(lambda: bool(done))
+        until(lambda: bool(done))
         done.clear()
         gone = weakref.ref(client)
         names = {thread.name for thread in threading.enumerate()}
         del client
         gc.collect()
-        wait_until(lambda: gone() is None or bool(gc.collect() and False))
+        until(lambda: gone() is None or bool(gc.collect() and False))
         ours.close()
     assert names

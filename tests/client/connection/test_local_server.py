@@ -23,8 +23,8 @@ from jaxd_protocol.network.local_server import (
     has_listener,
     make_private_directory,
 )
-from tests.end_to_end.gates import wait_until
 from tests.server.host_process import FAKE_HOST
+from tests.server.staging import until
 
 FAKE_SERVER = (sys.executable, "-P", FAKE_HOST)
 
@@ -143,11 +143,11 @@ def test_a_log_stays_small(files: LocalServerFiles) -> None:
     log, earlier = Path(files.log), Path(files.log + ".1")
     log.write_text("what an earlier server wrote\n" + "x" * (8 << 20))
     start_background(files, server_command=FAKE_SERVER)
-    wait_until(lambda: "log_shortened" in log.read_text())
+    until(lambda: "log_shortened" in log.read_text())
     assert earlier.read_text().startswith("what an earlier server wrote")
     with log.open("a") as file:
         file.write("what this one wrote\n" + "x" * (8 << 20))
-    wait_until(lambda: log.stat().st_size < 1 << 20)
+    until(lambda: log.stat().st_size < 1 << 20)
     assert "what this one wrote" in earlier.read_text()
 
 

@@ -15,7 +15,8 @@ from jaxd_protocol.errors import ConnectionLost, JaxdError, PackingError
 from jaxd_protocol.messages.calls import FAILED
 from jaxd_protocol.messages.failures import decode_failure
 from tests.client.played_server import ConnectedPair, RecordingHandler
-from tests.end_to_end.gates import in_thread, wait_until
+from tests.end_to_end.gates import in_thread
+from tests.server.staging import until
 
 
 def test_questions_are_answered_while_a_call_is_open(ends: ConnectedPair) -> None:
@@ -136,7 +137,7 @@ def patient(ends: ConnectedPair) -> Iterator[BlockingHandler]:
     answering.connection = ends[0]
     yield answering
     answering.go_on.set()
-    wait_until(lambda: not threads())
+    until(lambda: not threads())
 
 
 def test_many_questions_do_not_take_many_threads(
@@ -148,7 +149,7 @@ def test_many_questions_do_not_take_many_threads(
     seq, *_ = server.take()
     for number in range(400):
         server.send_request(1000 + number, "callback", (seq, "waits"))
-    wait_until(lambda: threads() == 128)  # 64, and as many for the call that is open
+    until(lambda: threads() == 128)  # 64, and as many for the call that is open
     patient.go_on.set()
     for _ in range(400):
         server.dispatch(server._channel.recv())

@@ -15,7 +15,8 @@ from jaxd.connection.shared_reader import BackgroundReader, PendingReply, Shared
 from jaxd_protocol.errors import ConnectionLost
 from jaxd_protocol.wire import BulkStream
 from tests.client.played_server import ConnectedPair
-from tests.end_to_end.gates import in_thread, wait_until
+from tests.end_to_end.gates import in_thread
+from tests.server.staging import until
 from tests.shared.wire.interrupt import swallowed_interrupt
 
 
@@ -28,7 +29,7 @@ def test_many_may_wait_for_one_reply(ends: ConnectedPair) -> None:
     client.launch("call", (), (), pending, client.number())
     other, *_ = server.take()
     waiting = [in_thread(client.shared_reader.wait, pending, None) for _ in range(6)]
-    wait_until(lambda: len(pending.waiter_locks) == 6)
+    until(lambda: len(pending.waiter_locks) == 6)
     server.send_reply(seq, 1)  # the one who read has what it wanted: another one goes on
     assert reading.result(10)[0] == 1
     server.send_reply(other, 2)
@@ -87,7 +88,7 @@ def test_a_late_reply_goes_where_it_was_told_to(ends: ConnectedPair) -> None:
     seq, *_ = server.take()
     assert giving_up.exception(10) is not None
     server.send_reply(seq, "late")
-    wait_until(lambda: late == ["late"])
+    until(lambda: late == ["late"])
 
 
 def test_what_nobody_waits_for_any_more_is_read(ends: ConnectedPair) -> None:
@@ -101,7 +102,7 @@ def test_what_nobody_waits_for_any_more_is_read(ends: ConnectedPair) -> None:
     seq, *_ = server.take()
     server.send_reply(seq, 1)
     assert arrived.wait(10)
-    wait_until(lambda: client.shared_reader._unawaited == 0)
+    until(lambda: client.shared_reader._unawaited == 0)
 
 
 def test_at_exit_a_reply_is_decoded_to_its_end_and_no_other_begun(ends: ConnectedPair) -> None:
@@ -168,7 +169,7 @@ def test_an_interrupt_that_no_system_call_hears_of_ends_a_call(
     client, server, _ = ends
     other = in_thread(client.request, "call", ()) if others_read else None
     if other is not None:
-        wait_until(lambda: client.shared_reader._is_reading)
+        until(lambda: client.shared_reader._is_reading)
     deadline = time.monotonic() + 3600 if waits_in is BulkStream.wait_readable else None
     with swallowed_interrupt(waits_in), pytest.raises(KeyboardInterrupt):
         client.request("call", (), deadline=deadline)

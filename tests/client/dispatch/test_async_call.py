@@ -32,9 +32,10 @@ from jaxd_protocol.errors import (
     NoServer,
     ProtocolError,
 )
-from tests.end_to_end.gates import Gate, stop_at, wait_until
+from tests.end_to_end.gates import Gate, stop_at
 from tests.live_server import LiveServer
 from tests.server.in_process import InProcessServer
+from tests.server.staging import until
 from tests.shared.wire.interrupt import swallowed_interrupt
 
 
@@ -66,7 +67,7 @@ def test_each_call_gives_its_place_back(client: Client) -> None:
     with pytest.raises(AttributeError):
         bad.submit(1.0).result()
     good.submit(1.0).result()
-    wait_until(lambda: places(client) == before)
+    until(lambda: places(client) == before)
 
 
 def test_an_interrupt_that_no_system_call_hears_of_ends_the_wait_for_a_place(
@@ -85,7 +86,7 @@ def test_an_interrupt_that_no_system_call_hears_of_ends_the_wait_for_a_place(
     for _ in range(before):
         window.release()
     assert float(double.submit(2.0).result()) == 4.0
-    wait_until(lambda: places(client) == before)
+    until(lambda: places(client) == before)
 
 
 def test_a_call_that_cannot_be_sent_gives_its_place_back(client: Client) -> None:
@@ -148,7 +149,7 @@ def test_a_future_does_not_keep_the_arrays_of_its_call(client: Client) -> None:
         gc.collect()
         return alive() is None
 
-    wait_until(gone)
+    until(gone)
 
 
 @pytest.fixture
@@ -215,7 +216,7 @@ def test_what_was_sent_before_an_interrupt_is_cancelled(
     with pytest.raises(KeyboardInterrupt):
         client.persistent_call(stop_at(gate.path)).submit(1.0)
     monkeypatch.undo()
-    wait_until(lambda: client.statistics().cancelled_calls == before + 1)
+    until(lambda: client.statistics().cancelled_calls == before + 1)
     gate.let_leave(client)
 
 
@@ -267,7 +268,7 @@ def busy(
     with gate.reached():
         yield held
     assert float(running.result(30)) == 2.0
-    wait_until(lambda: blocks_in_use() <= of_others)
+    until(lambda: blocks_in_use() <= of_others)
 
 
 def blocks_in_use() -> set[int]:
@@ -318,7 +319,7 @@ def test_who_cannot_come_again_learns_why(
         future = total.submit(array)
         with pytest.raises(NoServer, match="nobody"):
             future.result(30)
-    wait_until(lambda: places(client) == before)
+    until(lambda: places(client) == before)
 
 
 def _refused_after(client: Client, times: int) -> Callable[..., OpenSession]:

@@ -17,8 +17,9 @@ from jaxd.dispatch.async_call import AsyncCall, SentCall
 from jaxd_protocol.errors import DeadlineExceeded, FallbackWarning
 from tests.client.dispatch.test_async_call import places
 from tests.client.tracing.test_fallback import Unpackable, local
-from tests.end_to_end.gates import Gate, stop_at, wait_until
+from tests.end_to_end.gates import Gate, stop_at
 from tests.live_server import LiveServer, live_server
+from tests.server.staging import until
 
 NUMBERS = [float(i) for i in range(100)]
 
@@ -109,7 +110,7 @@ def test_results_that_nobody_takes_hold_up_no_other_call(
         before = places(client)
         results = double.map(NUMBERS)
         assert float(next(results)) == 0.0
-        wait_until(lambda: places(client) == before)
+        until(lambda: places(client) == before)
         assert [float(double.submit(x).result()) for x in NUMBERS[:40]] == [
             2 * x for x in NUMBERS[:40]
         ]
@@ -154,8 +155,8 @@ def test_a_map_that_is_given_up_leaves_nothing_behind() -> None:
         results: Any = grow.map(NUMBERS)
         next(results)
         results.close()
-        wait_until(lambda: places(client) == before)
-        wait_until(lambda: client.caller.session.ask("statistics")["values"] == 0)
+        until(lambda: places(client) == before)
+        until(lambda: client.caller.session.ask("statistics")["values"] == 0)
 
 
 def test_a_connection_that_is_lost_loses_no_result(live: LiveServer) -> None:
@@ -184,7 +185,7 @@ def test_an_error_is_that_of_its_item(client: Client) -> None:
     assert [float(next(results)) for _ in range(2)] == [1.0, 2.0]
     with pytest.raises(ValueError, match="three"):
         next(results)
-    wait_until(lambda: places(client) == before)
+    until(lambda: places(client) == before)
 
 
 def test_a_deadline_that_passes_is_that_of_its_item(live: LiveServer, gate: Gate) -> None:
@@ -230,5 +231,5 @@ def test_an_interrupt_of_who_takes_results_ends_the_map(
     with pytest.raises(KeyboardInterrupt):
         list(double.map(NUMBERS))
     monkeypatch.undo()
-    wait_until(lambda: places(client) == before)
+    until(lambda: places(client) == before)
     assert [float(x) for x in double.map(NUMBERS)] == [2 * x for x in NUMBERS]

@@ -27,8 +27,9 @@ from jaxd_protocol.errors import (
     VersionMismatch,
 )
 from jaxd_protocol.network.addresses import Address
-from tests.end_to_end.gates import in_thread, wait_until
+from tests.end_to_end.gates import in_thread
 from tests.live_server import LiveServer
+from tests.server.staging import until
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ def test_no_thread_outlives_its_connection_or_its_session(session: Session) -> N
         session.values().release_queue.start()
     assert not set(threads()) <= set(others)
     session.close()
-    wait_until(lambda: set(threads()) <= set(others))
+    until(lambda: set(threads()) <= set(others))
     session.connection()
     assert not set(threads()) <= set(others)
     session.close()
@@ -144,7 +145,7 @@ def test_a_server_that_cannot_be_reached_is_tried_again(
         session.current(deadline=time.monotonic() + 0.1)
     assert len(tried) > 2
     waiting = in_thread(session.connection)
-    wait_until(lambda: "waiting for the server" in said.getvalue())
+    until(lambda: "waiting for the server" in said.getvalue())
     is_down.clear()
     assert waiting.result(30).alive
     assert "connected again" in said.getvalue()
@@ -181,7 +182,7 @@ def test_a_peer_that_says_nothing_takes_no_more_than_the_callers_time(
     with pytest.raises(DeadlineExceeded, match="timeout_s"):
         session.current(deadline=began + 0.2)
     patient = in_thread(session.connection)
-    wait_until(lambda: session._is_connecting)
+    until(lambda: session._is_connecting)
     with pytest.raises(DeadlineExceeded, match="timeout_s"):
         session.current(deadline=time.monotonic() + 0.2)
     assert time.monotonic() - began < HANDSHAKE_TIMEOUT_S / 2

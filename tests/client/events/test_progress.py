@@ -13,7 +13,7 @@ import pytest
 from jaxd.events import progress
 from jaxd.events.progress import Progress
 from jaxd_protocol.base import process
-from tests.end_to_end.gates import wait_until
+from tests.server.staging import until
 
 
 class Terminal(io.StringIO):
@@ -44,11 +44,11 @@ def test_what_it_waits_behind_is_named_unless_it_is_another_client_s(terminal: T
     shown = Progress()
     content = {**stage("queued"), "behind": "slow", "behind_s": 78.2}
     shown.event("connection", 1, "stage", content)
-    wait_until(lambda: "jaxd: waiting to compile step behind slow (78 s)" in terminal.getvalue())
+    until(lambda: "jaxd: waiting to compile step behind slow (78 s)" in terminal.getvalue())
     shown.event("connection", 1, "stage", {**content, "behind": ""})
-    wait_until(lambda: "step behind another client's function (78 s)" in terminal.getvalue())
+    until(lambda: "step behind another client's function (78 s)" in terminal.getvalue())
     shown.event("connection", 1, "stage", stage("trace"))
-    wait_until(lambda: "jaxd: tracing step …" in terminal.getvalue())
+    until(lambda: "jaxd: tracing step …" in terminal.getvalue())
     shown.finish("connection", 1)
 
 
@@ -67,7 +67,7 @@ def test_each_stage_has_its_words(terminal: Terminal, name: str, words: str) -> 
     """Also one that a newer server may report."""
     shown = Progress()
     shown.event("connection", 1, "stage", stage(name))
-    wait_until(lambda: f"jaxd: {words} step" in terminal.getvalue())
+    until(lambda: f"jaxd: {words} step" in terminal.getvalue())
     shown.finish("connection", 1)
     assert re.search(r"jaxd: step was ready after \d+\.\d s", terminal.getvalue())
     assert terminal.getvalue().endswith("\n")
@@ -105,10 +105,10 @@ def test_the_longest_of_several_is_shown(terminal: Terminal) -> None:
     shown = Progress()
     shown.event("one", 1, "stage", stage("trace", "first"))
     shown.event("other", 1, "stage", stage("trace", "second"))
-    wait_until(lambda: "tracing first" in terminal.getvalue())
+    until(lambda: "tracing first" in terminal.getvalue())
     assert "second" not in terminal.getvalue()
     shown.finish("one", 1)
-    wait_until(lambda: "tracing second" in terminal.getvalue())
+    until(lambda: "tracing second" in terminal.getvalue())
     shown.finish("other", 1)
 
 
@@ -116,9 +116,9 @@ def test_a_shorter_line_leaves_nothing_of_a_longer_one(terminal: Terminal) -> No
     """It is written over to its end."""
     shown = Progress()
     shown.event("connection", 1, "stage", stage("queued"))
-    wait_until(lambda: "waiting to compile" in terminal.getvalue())
+    until(lambda: "waiting to compile" in terminal.getvalue())
     shown.event("connection", 1, "stage", stage("run"))
-    wait_until(lambda: "running" in terminal.getvalue())
+    until(lambda: "running" in terminal.getvalue())
     shown.finish("connection", 1)
     longest = 0
     for line in terminal.getvalue().split("\r"):
@@ -143,7 +143,7 @@ def test_a_terminal_that_goes_away_is_no_error(terminal: Terminal) -> None:
     """The call goes on without its line."""
     shown = Progress()
     shown.event("connection", 1, "stage", stage("trace"))
-    wait_until(lambda: "tracing" in terminal.getvalue())
+    until(lambda: "tracing" in terminal.getvalue())
     ticker = shown._ticker
     assert ticker is not None
     terminal.close()
@@ -164,7 +164,7 @@ def test_late_events_of_a_call_that_was_given_up_are_ignored(terminal: Terminal)
     """Ctrl-C or timeout_s: the server goes on, and nobody would finish a new entry."""
     shown = Progress()
     shown.event("connection", 1, "stage", stage("trace"))
-    wait_until(lambda: "tracing" in terminal.getvalue())
+    until(lambda: "tracing" in terminal.getvalue())
     shown.finish("connection", 1, ready=False)
     shown.finish("connection", 2, ready=False)  # before its first event
     for number in (1, 2):
@@ -205,7 +205,7 @@ def test_a_terminal_that_stands_still_stops_nobody(
     assert shown._calls == {}
     released.set()
     ready = re.compile(r"jaxd: step was ready after \d+\.\d s\n$")
-    wait_until(lambda: ready.search(stopped.getvalue()) is not None)
+    until(lambda: ready.search(stopped.getvalue()) is not None)
 
 
 def test_the_child_of_a_fork_begins_anew(terminal: Terminal) -> None:
@@ -215,9 +215,9 @@ def test_the_child_of_a_fork_begins_anew(terminal: Terminal) -> None:
     shown._writes.acquire()
     process._in_child()
     shown.event("connection", 1, "stage", stage("trace"))
-    wait_until(lambda: "tracing" in terminal.getvalue())
+    until(lambda: "tracing" in terminal.getvalue())
     shown.finish("connection", 1)
-    wait_until(lambda: "was ready" in terminal.getvalue())
+    until(lambda: "was ready" in terminal.getvalue())
 
 
 class Link:
@@ -241,9 +241,9 @@ class Link:
 def test_a_large_transfer_says_how_far_it_is(terminal: Terminal, link: Link, words: str) -> None:
     """And nothing of it stays on the line."""
     Progress().transfer(link)
-    wait_until(lambda: f"jaxd: {words}" in terminal.getvalue())
+    until(lambda: f"jaxd: {words}" in terminal.getvalue())
     link.now = None
-    wait_until(lambda: terminal.getvalue().endswith("\r"))
+    until(lambda: terminal.getvalue().endswith("\r"))
     assert terminal.getvalue().rsplit("\r", 2)[1].strip() == ""
 
 
@@ -251,11 +251,11 @@ def test_a_transfer_goes_before_a_stage(terminal: Terminal) -> None:
     """Which is shown again when the transfer is over."""
     shown, link = Progress(), Link()
     shown.transfer(link)
-    wait_until(lambda: "sending" in terminal.getvalue())
+    until(lambda: "sending" in terminal.getvalue())
     shown.event("connection", 1, "stage", stage("compile"))
     assert "compiling" not in terminal.getvalue()
     link.now = None
-    wait_until(lambda: "jaxd: compiling step" in terminal.getvalue())
+    until(lambda: "jaxd: compiling step" in terminal.getvalue())
     shown.finish("connection", 1)
     assert terminal.getvalue().endswith("\n")
 
@@ -264,7 +264,7 @@ def test_the_end_of_a_call_wipes_its_transfer_out(terminal: Terminal) -> None:
     """At once: the process may end now."""
     shown, link = Progress(), Link()
     shown.transfer(link)
-    wait_until(lambda: "sending" in terminal.getvalue())
+    until(lambda: "sending" in terminal.getvalue())
     with shown._lock:
         del shown._transfers[link]
     shown.finish("connection", 1)
@@ -279,7 +279,7 @@ def test_a_short_transfer_is_not_mentioned(
     shown, link = Progress(), Link()
     shown.transfer(link)
     link.now = None
-    wait_until(lambda: shown._ticker is None)
+    until(lambda: shown._ticker is None)
     assert terminal.getvalue() == ""
     monkeypatch.setattr(progress, "sys", SimpleNamespace(stderr=io.StringIO()))
     shown.transfer(Link())
@@ -296,7 +296,7 @@ def test_the_stages_of_a_long_build_are_told(
     for name, seconds in (("trace", 0.5), ("lower", 0.01), ("compile", 2.0), ("run", 3.0)):
         shown.event("connection", 1, "stage", stage(name))
         now[0] += seconds
-    wait_until(lambda: "running step" in terminal.getvalue())
+    until(lambda: "running step" in terminal.getvalue())
     shown.finish("connection", 1)
     assert terminal.getvalue().endswith(
         "jaxd: step was ready after 5.5 s (tracing 0.5 s, compiling 2.0 s)\n"
@@ -307,7 +307,7 @@ def test_something_else_that_is_written_makes_the_line_go_first(terminal: Termin
     """A print of the function does not stand behind it."""
     shown = Progress()
     shown.event("connection", 1, "stage", stage("trace"))
-    wait_until(lambda: "tracing step" in terminal.getvalue())
+    until(lambda: "tracing step" in terminal.getvalue())
     shown.clear_line()
     assert re.search(r"\r +\r$", terminal.getvalue())
     shown.finish("connection", 1)

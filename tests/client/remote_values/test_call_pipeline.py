@@ -45,7 +45,8 @@ from jaxd_protocol.messages.failures import encode_failure
 from jaxd_protocol.pytree import Leaf
 from jaxd_protocol.wire import Frame
 from tests.client.fake_fetcher import FakeFetcher, watched_arrays
-from tests.end_to_end.gates import in_thread, wait_until
+from tests.end_to_end.gates import in_thread
+from tests.server.staging import until
 from tests.spans import packed_leaves
 
 
@@ -116,7 +117,7 @@ class Connection:
             pending.then(pending)
 
     def wait(self, pending: PendingReply, deadline: float | None) -> None:
-        wait_until(lambda: pending.done)
+        until(lambda: pending.done)
 
 
 class Server:
@@ -269,7 +270,7 @@ def test_who_waits_sends_again(server: Server) -> None:
     flight = server.launch()
     server.connections[0].lose()
     waiting = in_thread(server.flights.wait, flight)
-    wait_until(lambda: len(server.connections) == 2 and bool(server.connections[1].waiting))
+    until(lambda: len(server.connections) == 2 and bool(server.connections[1].waiting))
     server.connections[1].reply()
     waiting.result(10)
     assert flight.error is None
@@ -280,10 +281,10 @@ def test_what_nobody_waits_for_is_sent_again_too(server: Server) -> None:
     ended: list[PipelinedCall] = []
     flight = server.launch(ended.append)
     server.connections[0].lose()
-    wait_until(lambda: len(server.connections) == 2 and bool(server.connections[1].waiting))
+    until(lambda: len(server.connections) == 2 and bool(server.connections[1].waiting))
     server.gone = NoServer("gone. Start one.")
     server.connections[1].lose()
-    wait_until(lambda: ended == [flight])
+    until(lambda: ended == [flight])
     assert isinstance(flight.error, NoServer)
 
 
@@ -293,7 +294,7 @@ def test_a_call_that_may_have_run_is_not_to_be_repeated(server: Server) -> None:
     flight = server.launch(ended.append, donates=True)
     server.gone = NoServer("gone. Start one.")
     server.connections[0].lose()
-    wait_until(lambda: ended == [flight])
+    until(lambda: ended == [flight])
     assert isinstance(flight.error, ValuesLost)
     assert not flight.error.may_repeat
 
@@ -346,10 +347,10 @@ def test_each_waits_for_a_server_no_longer_than_its_own_time(server: Server) -> 
 
     server.flights._connect_session = waits
     server.connections[0].lose()
-    wait_until(lambda: ended == [short])
+    until(lambda: ended == [short])
     assert isinstance(short.error, NoServer)
     is_back.set()
-    wait_until(lambda: len(server.connections) == 2 and bool(server.connections[1].waiting))
+    until(lambda: len(server.connections) == 2 and bool(server.connections[1].waiting))
     assert not long.done
     assert numbers(server.connections[1]) == [long.number]
 

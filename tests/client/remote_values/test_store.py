@@ -13,7 +13,7 @@ from jaxd.errors import ConnectionLost, ProtocolError, ValuesLost
 from jaxd.results.reader import specs_in
 from jaxd_protocol.messages.data_locations import first_value_id
 from jaxd_protocol.pytree import Leaf, TreeEncoder
-from tests.end_to_end.gates import wait_until
+from tests.server.staging import until
 from tests.spans import ids_in, packed_ids
 
 
@@ -41,11 +41,11 @@ def test_what_was_put_back_goes_when_there_is_a_connection_again(client: Client)
     client.close()
     assert values._send_releases(packed_ids([5, 6]))
     client.caller.session.connection()
-    wait_until(lambda: not values.release_queue.pending)
+    until(lambda: not values.release_queue.pending)
     answers = iter([True, False, False])
     values._must_defer = lambda: next(answers)  # type: ignore[method-assign]
     assert values._send_releases(packed_ids([7]))
-    wait_until(lambda: not values.release_queue.pending)
+    until(lambda: not values.release_queue.pending)
 
 
 def test_a_release_does_not_overtake_a_call_that_was_lost_with_its_connection(
@@ -126,8 +126,8 @@ def test_what_is_made_for_nobody_goes(
     monkeypatch.setattr(connection.shared_reader, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         make(client, there)
-    wait_until(lambda: len(client.caller.session.values().release_queue._sent) > answers)
-    wait_until(lambda: client.statistics().values <= before)
+    until(lambda: len(client.caller.session.values().release_queue._sent) > answers)
+    until(lambda: client.statistics().values <= before)
     client.forget("interrupted")
 
 
@@ -149,4 +149,4 @@ def test_what_is_put_again_is_not_what_was_put_before(
     kept = client.put([np.ones(100), np.full(200, 2.0)])
     assert ids[0] + 1 < kept[0].id
     assert [float(array[-1]) for array in kept] == [1.0, 2.0]
-    wait_until(lambda: client.statistics().values == before + 2)
+    until(lambda: client.statistics().values == before + 2)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxd.transfer.release_queue import ReleaseQueue
 from jaxd_protocol.messages.data_locations import unpack_spans, value_ids_of
-from tests.end_to_end.gates import wait_until
+from tests.server.staging import until
 from tests.spans import ids_in, packed_ids
 
 if TYPE_CHECKING:
@@ -53,10 +53,10 @@ def test_what_no_call_takes_along_is_told_in_few_messages() -> None:
     drops.start()
     for i in range(300):
         drops.add(range(i, i + 1))
-    wait_until(lambda: sum(map(len, told.messages)) == 300)
+    until(lambda: sum(map(len, told.messages)) == 300)
     assert len(told.messages) <= 3
     drops.add(range(300, 301))
-    wait_until(lambda: told.messages[-1] == (300,))
+    until(lambda: told.messages[-1] == (300,))
 
 
 def test_what_could_not_be_told_goes_with_the_next_call() -> None:
@@ -73,7 +73,7 @@ def test_what_could_not_be_told_is_told_without_a_call() -> None:
     drops = ReleaseQueue(told)
     drops.start()
     drops.requeue(packed_ids([1]))
-    wait_until(lambda: told.messages == [(1,)])
+    until(lambda: told.messages == [(1,)])
     drops.add(range(2, 3))
 
     def keep(ids: bytes) -> bool:
@@ -81,10 +81,10 @@ def test_what_could_not_be_told_is_told_without_a_call() -> None:
         return True
 
     drops._send = keep  # as without a connection
-    wait_until(lambda: bool(drops.pending) and not drops._is_woken)
+    until(lambda: bool(drops.pending) and not drops._is_woken)
     drops._send = told
     drops.add(range(3, 4))
-    wait_until(lambda: sorted(sum(told.messages, ())) == [1, 2, 3])
+    until(lambda: sorted(sum(told.messages, ())) == [1, 2, 3])
 
 
 def test_the_thread_ends_when_nobody_is_there() -> None:
@@ -116,9 +116,9 @@ def test_the_thread_ends_with_the_connection_and_another_goes_on() -> None:
     assert drops._thread is None
     drops.add(range(1, 2))
     drops.resend()
-    wait_until(lambda: told.messages == [(1,)])
+    until(lambda: told.messages == [(1,)])
     drops.add(range(2, 3))
-    wait_until(lambda: told.messages == [(1,), (2,)])
+    until(lambda: told.messages == [(1,), (2,)])
 
 
 def test_where_there_are_no_more_threads_calls_take_the_news_along(
@@ -139,7 +139,7 @@ def test_where_there_are_no_more_threads_calls_take_the_news_along(
     assert ids_in(drops.take_all()) == (1,)
     drops.add(range(2, 3))
     drops.start()
-    wait_until(lambda: told.messages == [(2,)])
+    until(lambda: told.messages == [(2,)])
 
 
 def test_what_was_put_back_is_told_when_somebody_says_so() -> None:
@@ -155,10 +155,10 @@ def test_what_was_put_back_is_told_when_somebody_says_so() -> None:
 
     drops._send = keep
     drops.add(range(1, 2))
-    wait_until(lambda: bool(drops.pending) and not drops._is_woken)
+    until(lambda: bool(drops.pending) and not drops._is_woken)
     drops._send = told
     drops.retry()
-    wait_until(lambda: told.messages == [(1,)])
+    until(lambda: told.messages == [(1,)])
 
 
 def test_the_child_of_a_fork_tells_nothing() -> None:
@@ -194,4 +194,4 @@ def test_a_garbage_collection_waits_for_nobody() -> None:
         drops.take_all()
         gc.collect()
     drops.add(range(50, 51))
-    wait_until(lambda: told.messages[-1:] == [(50,)])
+    until(lambda: told.messages[-1:] == [(50,)])

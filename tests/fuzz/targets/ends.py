@@ -7,7 +7,6 @@ import json
 import os
 import socket
 import threading
-import time
 import warnings
 from contextlib import suppress
 from functools import cache
@@ -32,6 +31,7 @@ from tests.fuzz.examples import RESULT, SKELETON
 from tests.fuzz.target import Target
 from tests.fuzz.targets.connections import frame
 from tests.fuzz.targets.files import folder
+from tests.server.staging import until
 from tests.shared.pytree import samples
 
 
@@ -79,15 +79,8 @@ def _requests(data: bytes) -> None:
         sock.shutdown(socket.SHUT_WR)
         while sock.recv(1 << 16):
             pass
-    until = time.monotonic() + 20.0
-    budget = in_process_server.parts._worker_context.budget
-    while in_process_server.parts.status.now()["connections"] or budget.calls or budget.used:
-        assert time.monotonic() < until, (
-            in_process_server.parts.status.now(),
-            budget.calls,
-            budget.used,
-        )
-        os.sched_yield()
+    now, budget = in_process_server.parts.status.now, in_process_server.parts._worker_context.budget
+    until(lambda: not (now()["connections"] or budget.calls or budget.used))
 
 
 class _FakeServer:

@@ -147,8 +147,7 @@ def test_what_is_in_quarantine_stays_there_over_a_restart(
 
 def wait_for_socket(path: Path, log: Path) -> str:
     """Returns when the log says that the host listens."""
-    while "worker_ready" not in log.read_text():
-        os.sched_yield()
+    until(lambda: "worker_ready" in log.read_text())
     return str(path)
 
 
