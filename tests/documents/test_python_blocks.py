@@ -64,14 +64,6 @@ def _shown(block: Block) -> str:
 _LIBRARIES: Final = {"docs/ecosystem.md": ("flax", "optax")}
 """What a page needs beside jax."""
 
-_SLOW: Final = {"docs/devices.md", "docs/ecosystem.md"}
-"""Pages that need a server of their own, or libraries that take seconds to import and to trace."""
-
-
-def _marked(page: str) -> object:
-    return pytest.param(page, marks=pytest.mark.slow) if page in _SLOW else page
-
-
 _PROGRAMS: Final = [block for page in pages() for block in _python_of(page) if _name(block)]
 
 
@@ -96,7 +88,8 @@ def test_each_block_of_the_readme_runs_when_it_is_pasted_alone(
     assert done.stdout
 
 
-@pytest.mark.parametrize("page", [_marked(page) for page in pages()[1:] if _shared(page)])
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in pages()[1:] if _shared(page)])
 def test_the_blocks_of_a_page_run_one_after_another(
     request: pytest.FixtureRequest, page: str
 ) -> None:
@@ -108,6 +101,7 @@ def test_the_blocks_of_a_page_run_one_after_another(
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [*filter(_shown, _PROGRAMS)], ids=str)
 def test_a_program_of_a_page_prints_what_the_page_shows(
     live: LiveServer, block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -168,7 +168,13 @@ def first(live: LiveServer, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return values
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.says)
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param(way, id=way.says, marks=() if way.says == "again" else pytest.mark.slow)
+        for way in WAYS
+    ],
+)
 def test_nothing_is_built_again(way: Way, live: LiveServer, first: Any, tmp_path: Path) -> None:
     """And the results are the same."""
     assert run(live, tmp_path, way) == [first, 0, 0]

@@ -105,11 +105,9 @@ def assert_equal(found: list[Any], expected: list[Any]) -> None:
 DONATING: Final = {"donate_argnums": 0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("made", ["no_snapshots", "many_snapshots"])
-@pytest.mark.parametrize(
-    "options",
-    [pytest.param({}, id="kept", marks=pytest.mark.slow), pytest.param(DONATING, id="donated")],
-)
+@pytest.mark.parametrize("options", [{}, DONATING], ids=["kept", "donated"])
 def test_a_loop_goes_on(
     start_live: Callable[..., LiveServer],
     request: pytest.FixtureRequest,
