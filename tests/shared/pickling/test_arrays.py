@@ -13,7 +13,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxd_protocol.errors import PackingError, TracerError
 from jaxd_protocol.pickling.pack.arguments import pack, pack_out_of_band
 from jaxd_protocol.pickling.unpack.unpickler import unpack
 
@@ -130,17 +129,3 @@ def test_random_keys_arrive(implementation: str) -> None:
     found = unpack(pack(key, "it"))
     assert found.dtype == key.dtype
     assert jax.random.key_data(found).tolist() == jax.random.key_data(key).tolist()
-
-
-def test_a_tracer_is_refused() -> None:
-    """It has no content."""
-    with pytest.raises(TracerError):
-        jax.jit(lambda x: pack({"x": x}, "it"))(1.0)
-
-
-def test_a_deleted_array_is_refused() -> None:
-    """Its content is gone."""
-    array = jnp.ones(2)
-    array.delete()
-    with pytest.raises(PackingError, match="deleted"):
-        pack(array, "it")

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import functools
 import json
-from types import CodeType, FunctionType
 from typing import Any
 
 import pytest
 
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.pickling.code_objects import (
-    code_arguments,
     find_code,
     locate_code,
-    without_shared_objects,
 )
 from tests.shared.pickling.processes import round_trip
 
@@ -48,11 +45,6 @@ def test_code_that_differs_is_taken_when_there_is_only_one() -> None:
     assert find_code((module, name, free, b"other")) == UPDATE.__code__
 
 
-def test_code_made_at_run_time_has_no_place() -> None:
-    """It travels by value."""
-    assert locate_code("json", compile("1", "<made>", "eval")) is None
-
-
 def test_a_function_of_a_library_reads_the_librarys_own_globals() -> None:
     """Only what it closes over travels."""
     copy = round_trip(UPDATE)
@@ -84,19 +76,3 @@ def test_a_closure_of_the_standard_library() -> None:
 
     copy = round_trip(kind)
     assert (copy(1), copy("x")) == ("int", "object")
-
-
-def test_code_is_made_again_from_its_arguments() -> None:
-    """Equal in every way."""
-    code = test_code_is_made_again_from_its_arguments.__code__
-    assert CodeType(*code_arguments(code)) == code
-
-
-def test_equal_constants_are_not_one_object() -> None:
-    """Whether they are depends on where the code came from, and the bytes must not."""
-    text = "text that is not a name"
-    once, again = without_shared_objects((text, (text, b"bytes")))
-    assert once == again[0] == text
-    assert once is not again[0]
-    assert again[1] == b"bytes"
-    assert isinstance(place, FunctionType)

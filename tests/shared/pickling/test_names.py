@@ -70,8 +70,6 @@ class Params:
 
 
 class Slotted:
-    """Its attributes have descriptors."""
-
     __slots__ = ("a",)
 
 
@@ -90,7 +88,6 @@ def helper(x: Any) -> Any:
 
 @functools.lru_cache(maxsize=3)
 def cached(x: int) -> int:
-    """Has a cache."""
     return x
 
 
@@ -102,13 +99,10 @@ def within() -> Iterator[None]:
 
 @jax.custom_jvp
 def smooth(x: Any) -> Any:
-    """Has a rule."""
     return helper(x)
 
 
 def closing(inner: Callable[..., Any]) -> Callable[..., Any]:
-    """A closure."""
-
     def outer(x: Any) -> Any:
         return inner(x)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import pickle
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,7 +18,8 @@ from jaxd_protocol.pickling.pack import arguments, functions
 from jaxd_protocol.pickling.pack.arguments import pack, pack_out_of_band
 from jaxd_protocol.pickling.unpack.archives import content_id_of
 from jaxd_protocol.pickling.unpack.unpickler import unpack
-from tests.shared.pickling.processes import round_trip, run, write
+from tests.shared.fingerprint.defining import define
+from tests.shared.pickling.processes import round_trip
 
 optax = pytest.importorskip("optax")
 linen = pytest.importorskip("flax.linen")
@@ -153,27 +153,14 @@ def test_what_changes_all_the_time_cannot_be_packed(monkeypatch: pytest.MonkeyPa
         pack_out_of_band([leveled], "it")
 
 
-def test_the_same_callable_of_two_clients_is_one_on_the_server(tmp_path: Path) -> None:
-    """Whatever their files are called, and wherever they lie."""
-    program = """
-import base64, json, sys
-sys.path.insert(0, "")
-import mine
-from jaxd_protocol.pickling.pack.arguments import pack
-print(json.dumps(base64.b64encode(pack([mine.f], "it")).decode()))
-"""
-    look = """
-import base64, json, sys
-from jaxd_protocol.pickling.unpack.unpickler import unpack
-first, second = (unpack(base64.b64decode(data)) for data in json.load(sys.stdin))
-print(first[0] is second[0], first[0](1))
-"""
+def test_the_same_callable_of_two_clients_is_one_on_the_server() -> None:
+    """However it is commented, and whatever else its module holds."""
     text = "{comment}\nimport math\nRATE = 2\ndef f(x):\n    return x * RATE\n"
-    functions = []
-    for name, comment in (("a", "# one"), ("b", "# two\n\n# lines")):
-        files = {"mine.py": text.format(comment=comment)}
-        functions.append(run(program, cwd=write(tmp_path / name, files)))
-    assert run(look, cwd=tmp_path, given=f"[{','.join(functions)}]") == "True 2\n"
+    comments = ("# one", "# two\n\n# lines\nMORE = 1")
+    made = [define(text.format(comment=comment), "mine").f for comment in comments]
+    first, second = (unpack(pack([each], "it"))[0] for each in made)
+    assert first is second
+    assert first(1) == 2
 
 
 def test_a_persistent_function_inside_of_another_is_the_function_jitted() -> None:

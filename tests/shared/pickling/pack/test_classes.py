@@ -1,20 +1,18 @@
-"""Classes by value."""
+"""Classes and enums by value."""
 
 from __future__ import annotations
 
-import abc
-import collections
 import dataclasses
-import functools
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Protocol, TypedDict, TypeVar
+from typing import Any
 
 import pytest
 
-from jaxd_protocol.fingerprint import content_id, walk
+from jaxd_protocol.fingerprint import walk
 from jaxd_protocol.pickling.pack.arguments import pack
 from jaxd_protocol.pickling.pack.functions import pack_function
 from jaxd_protocol.pickling.unpack.unpickler import unpack
+from tests.shared.fingerprint.defining import define
 from tests.shared.pickling.processes import (
     call_in_subprocess,
     pack_in_subprocess,
@@ -22,228 +20,169 @@ from tests.shared.pickling.processes import (
     write,
 )
 
-REGISTRY: dict[str, int] = {}
-OFFSET = 5
-
-
+MINE = define("""
+import abc, collections, dataclasses, enum, functools, typing
+OFFSET, REGISTRY = 5, {}
 class Base:
     x = 1
-
-    def __init_subclass__(cls, *, key: int, **more: Any) -> None:
-        REGISTRY[cls.__name__] = key
-
-    def hello(self) -> str:
-        return "base"
-
-
+    def __init_subclass__(cls, *, key, **more): REGISTRY[cls.__name__] = key
+    def hello(self): return "base"
 class Child(Base, key=3):
-    def __init__(self) -> None:
-        self.y = OFFSET
-
-    def hello(self) -> str:
-        return super().hello() + f" child {self.y}"
-
+    def __init__(self): self.y = OFFSET
+    def hello(self): return super().hello() + f" child {self.y}"
     @property
-    def doubled(self) -> int:
-        return self.y * 2
-
+    def doubled(self): return self.y * 2
     @staticmethod
-    def static() -> int:
-        return Child.x
-
+    def static(): return Child.x
     @classmethod
-    def named(cls) -> str:
-        return cls.__name__
-
+    def named(cls): return cls.__name__
     @functools.cached_property
-    def cached(self) -> int:
-        return self.y * 3
-
-
-def test_a_class_keeps_all_kinds_of_methods() -> None:
-    """`super()`, properties, static and class methods among them."""
-
-    def use() -> list[Any]:
-        child = Child()
-        parts = [child.hello(), child.doubled, child.static(), child.named(), child.cached]
-        return [*parts, isinstance(child, Base), Child.__qualname__]
-
-    assert round_trip(use)() == ["base child 5", 10, 1, "Child", 15, True, "Child"]
-
-
-def test_hooks_of_a_base_do_not_run_again() -> None:
-    """What they did is in the classes and globals that travel."""
-
-    def use() -> dict[str, int]:
-        Child()
-        return REGISTRY
-
-    assert round_trip(use)() == {"Child": 3}
-
-
+    def cached(self): return self.y * 3
 class Meta(type):
-    must: int
-
-    def __new__(mcs, name: str, bases: Any, content: Any, *, must: int) -> Any:
+    def __new__(mcs, name, bases, content, *, must):
         cls = super().__new__(mcs, name, bases, content)
         cls.must = must
         return cls
-
-    def __init__(cls, *args: Any, must: int) -> None:
-        pass
-
-    def __len__(cls) -> int:
-        return cls.must
-
-
-class WithMeta(metaclass=Meta, must=4):
-    pass
-
-
-def test_a_metaclass_travels_and_does_not_run_again() -> None:
-    """It would ask for arguments that are gone."""
-
-    def use() -> tuple[int, int]:
-        return len(WithMeta), type(WithMeta()).must
-
-    assert round_trip(use)() == (4, 4)
-
-
+    def __init__(cls, *args, must): pass
+    def __len__(cls): return cls.must
+class WithMeta(metaclass=Meta, must=4): pass
 @dataclasses.dataclass(frozen=True, slots=True)
 class Frozen:
     a: int
-    b: tuple[int, ...] = (1, 2)
-
-
+    b: tuple = (1, 2)
 @dataclasses.dataclass(kw_only=True)
 class Keywords:
     a: int
-    b: list[int] = dataclasses.field(default_factory=list)
-
-
+    b: list = dataclasses.field(default_factory=list)
 FROZEN = Frozen(3)
-
-
-def test_dataclasses_stay_dataclasses() -> None:
-    """With slots, frozen, by keyword; their sentinels are Python's own."""
-
-    def use() -> list[Any]:
-        keywords = Keywords(a=2)
-        fields = dataclasses.fields(keywords)
-        return [
-            repr(Frozen(1)),
-            dataclasses.asdict(dataclasses.replace(keywords, a=9)),
-            hash(Frozen(3)) == hash(FROZEN),
-            {FROZEN: "found"}[Frozen(3)],
-            fields[0].default is dataclasses.MISSING,
-            dataclasses.is_dataclass(Frozen),
-        ]
-
-    assert round_trip(use)() == [
-        "Frozen(a=1, b=(1, 2))",
-        {"a": 9, "b": []},
-        True,
-        "found",
-        True,
-        True,
-    ]
-
-
-class Named(NamedTuple):
+def keywords():
+    made = Keywords(a=2)
+    replaced = dataclasses.asdict(dataclasses.replace(made, a=9))
+    return replaced, dataclasses.fields(made)[0].default is dataclasses.MISSING
+class Named(typing.NamedTuple):
     a: int
     b: str = "x"
-
-    def both(self) -> tuple[int, str]:
-        return self.a, self.b
-
-
-Old = collections.namedtuple("Old", "p q", defaults=[3])  # noqa: PYI024  the old way counts too
-
-
-class Typed(TypedDict, total=False):
+    def both(self): return self.a, self.b
+Old = collections.namedtuple("Old", "p q", defaults=[3])
+class Typed(typing.TypedDict, total=False):
     a: int
-
-
-class CanGo(Protocol):
-    def go(self) -> int: ...
-
-
+class CanGo(typing.Protocol):
+    def go(self): ...
 class Abstract(abc.ABC):
     @abc.abstractmethod
-    def f(self) -> int: ...
-
-
+    def f(self): ...
 class Concrete(Abstract):
-    def f(self) -> int:
-        return 1
-
-
-class Virtual:
-    pass
-
-
+    def f(self): return 1
+class Virtual: pass
 Abstract.register(Virtual)
-T = TypeVar("T")
-
-
-class Box(Generic[T]):
-    def __init__(self, value: T) -> None:
-        self.value = value
-
-
-class IntBox(Box[int]):
-    pass
-
-
-def test_the_kinds_of_classes_that_typing_has() -> None:
-    """Named tuples, typed dicts, protocols, abstract and generic classes."""
-
-    def use() -> list[Any]:
-        return [
-            Named(1).both(),
-            Named._fields,
-            tuple(Old(1)),
-            dict(Typed(a=1)),
-            issubclass(CanGo, Protocol),
-            Concrete().f(),
-            Abstract.__abstractmethods__ == {"f"},
-            isinstance(Virtual(), Abstract),
-            Box[int](3).value,
-            IntBox(4).value,
-            Box.__parameters__ == (T,),  # type: ignore[attr-defined]
-        ]
-
-    expected = [(1, "x"), ("a", "b"), (1, 3), {"a": 1}, True, 1, True, True, 3, 4, True]
-    assert round_trip(use)() == expected
-
-
+T = typing.TypeVar("T")
+class Box(typing.Generic[T]):
+    def __init__(self, value): self.value = value
+class IntBox(Box[int]): pass
 class Descriptor:
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, instance: Any, owner: type) -> Any:
-        return self.name
-
-
+    def __set_name__(self, owner, name): self.name = name
+    def __get__(self, instance, owner): return self.name
 class Slotted:
     described = Descriptor()
     __slots__ = ("__private", "a")
+    def __init__(self): self.a, self.__private = 1, 2
+    def sum(self): return self.a + self.__private
+class Hashed:
+    def __init__(self, value): self.value = value
+    def __hash__(self): return hash_of(self.value)
+    def __eq__(self, other): return isinstance(other, Hashed) and self.value == other.value
+def hash_of(value): return hash((OFFSET, value))
+TABLE, MEMBERS = {Hashed(1): "x"}, {Hashed(1), Hashed(5)}
+Made = type("Made", (), {"__module__": "json", "value": 1})
+class Color(enum.Enum):
+    RED = "r"
+    BLUE = "b"
+    ALIAS = "r"
+    def shout(self): return str(self.value).upper()
+class Planet(enum.Enum):
+    EARTH = (4.0, 2.0)
+    def __init__(self, mass, radius): self.mass, self.radius = mass, radius
+    @property
+    def gravity(self): return self.mass / self.radius
+class Number(enum.IntEnum):
+    ONE = 1
+    TWO = enum.auto()
+class Word(enum.StrEnum):
+    HELLO = enum.auto()
+class Access(enum.Flag):
+    READ = enum.auto()
+    WRITE = enum.auto()
+class Coordinate(bytes, enum.Enum):
+    def __new__(cls, value, label):
+        made = bytes.__new__(cls, [value])
+        made._value_, made.label = value, label
+        return made
+    X = (7, "P.X")
+X = Coordinate.X
+""")
+ROWS: dict[str, tuple[str, Any]] = {
+    "super and a property": ("Child().hello(), Child().doubled", ("base child 5", 10)),
+    "other kinds of methods": ("Child.static(), Child.named(), Child().cached", (1, "Child", 15)),
+    "its bases and its name": ("isinstance(Child(), Base), Child.__qualname__", (True, "Child")),
+    "the hook of a base does not run again": ("Child() and REGISTRY", {"Child": 3}),
+    "a metaclass does not run again": ("len(WithMeta), type(WithMeta()).must", (4, 4)),
+    "a frozen dataclass": (
+        "repr(Frozen(1)), {FROZEN: 'found'}[Frozen(3)], dataclasses.is_dataclass(Frozen)",
+        ("Frozen(a=1, b=(1, 2))", "found", True),
+    ),
+    "sentinels of dataclasses are Python's own": ("keywords()", ({"a": 9, "b": []}, True)),
+    "named tuples": (
+        "Named(1).both(), Named._fields, tuple(Old(1))",
+        ((1, "x"), ("a", "b"), (1, 3)),
+    ),
+    "a typed dict and a protocol": (
+        "dict(Typed(a=1)), issubclass(CanGo, typing.Protocol)",
+        ({"a": 1}, True),
+    ),
+    "abstract classes": (
+        "Concrete().f(), Abstract.__abstractmethods__ == {'f'}, isinstance(Virtual(), Abstract)",
+        (1, True, True),
+    ),
+    "generic classes": (
+        "Box[int](3).value, IntBox(4).value, Box.__parameters__ == (T,)",
+        (3, 4, True),
+    ),
+    "slots and descriptors": (
+        "Slotted().sum(), Slotted().described, hasattr(Slotted(), '__dict__')",
+        (3, "described", False),
+    ),
+    "objects with a hash of their own": ("TABLE[Hashed(1)], Hashed(5) in MEMBERS", ("x", True)),
+    "a nameless class of an installed package": ("Made().value", 1),
+    "members of an enum": (
+        "Color('r') is Color.RED, Color['ALIAS'] is Color.RED, Color.RED.shout()",
+        (True, True, "R"),
+    ),
+    "the order of members": ("[each.name for each in Color]", ["RED", "BLUE"]),
+    "what init gave a member": ("Planet((4.0, 2.0)).mass, Planet.EARTH.gravity", (4.0, 2.0)),
+    "enums over other types": (
+        "Number.TWO + 1, Word.HELLO.upper(), Access(3) == Access.READ | Access.WRITE",
+        (3, "HELLO", True),
+    ),
+    "members that a new has made": (
+        "X.label, X.value, Coordinate(7) is X, bytes(X)",
+        ("P.X", 7, True, b"\x07"),
+    ),
+}
 
-    def __init__(self) -> None:
-        self.a = 1
-        self.__private = 2
 
-    def sum(self) -> int:
-        return self.a + self.__private
+@pytest.mark.parametrize("says", ROWS)
+def test_a_class_arrives_as_it_was(says: str) -> None:
+    """With all that Python has put into it, and nothing runs again to make it."""
+    text, expected = ROWS[says]
+    exec(f"def use(): return {text}", vars(MINE))
+    assert round_trip(MINE.use)() == expected
 
 
-def test_slots_and_descriptors() -> None:
-    """Slots are made with the class, and descriptors know their names."""
-
-    def use() -> tuple[Any, ...]:
-        return Slotted().sum(), Slotted().described, hasattr(Slotted(), "__dict__")
-
-    assert round_trip(use)() == (3, "described", False)
+def test_a_member_as_an_argument_is_that_member() -> None:
+    """Of the one class that the server has."""
+    first, second = (unpack(pack(MINE.Color.BLUE, "it")) for _ in range(2))
+    assert first is second
+    assert first.name == "BLUE"
 
 
 class Settings:
@@ -271,14 +210,6 @@ class Argument:
     value: int
 
 
-def test_the_same_class_arrives_in_each_argument() -> None:
-    """It is made once, and instances compare equal."""
-    first, second = (unpack(pack(Argument(1), "it")) for _ in range(2))
-    assert type(first) is type(second)
-    assert first == second
-    assert type(first) is not Argument
-
-
 def test_the_class_of_an_argument_is_that_of_the_function() -> None:
     """So `isinstance` in the function is right about its arguments."""
 
@@ -286,13 +217,6 @@ def test_the_class_of_an_argument_is_that_of_the_function() -> None:
         return isinstance(value, Argument)
 
     assert round_trip(check)(unpack(pack(Argument(1), "it")))
-
-
-def test_packing_leaves_the_class_alone() -> None:
-    """Nothing is written into the client's own."""
-    before = dict(vars(Argument))
-    unpack(pack(Argument(1), "it"))
-    assert dict(vars(Argument)) == before
 
 
 def test_classes_that_were_met_are_listed() -> None:
@@ -305,45 +229,6 @@ def test_classes_that_were_met_are_listed() -> None:
     assert packed.classes[__name__, "Argument"] is Argument
     assert Argument in packed.objects.values()
     assert pack(Argument(1), "it").classes[__name__, "Argument"] is Argument
-
-
-FILES = {
-    "shapes.py": """
-import dataclasses, enum
-@dataclasses.dataclass
-class Pair:
-    left: int
-    right: int = 3
-    def sum(self):
-        return self.left + self.right
-class Color(enum.Enum):
-    RED = "red"
-def use():
-    pair = Pair(5)
-    return pair.sum(), Color.RED.value, isinstance(pair, Pair), Pair.__qualname__
-"""
-}
-
-
-def test_classes_run_where_their_module_is_not(tmp_path: Path) -> None:
-    """In another process."""
-    packed = pack_in_subprocess(write(tmp_path / "author", FILES), "shapes", ["use"])
-    assert call_in_subprocess(tmp_path, packed) == {"use": "(8, 'red', True, 'Pair')"}
-
-
-def test_classes_are_equal_bytes_in_every_process(tmp_path: Path) -> None:
-    """Their ids are their content, and nothing random."""
-    author = write(tmp_path, FILES)
-    first, second = (
-        pack_in_subprocess(author, "shapes", ["use"], PYTHONHASHSEED=seed) for seed in ("1", "2")
-    )
-    assert first == second
-
-
-def test_a_class_of_an_installed_package_that_has_no_name_travels_by_value() -> None:
-    """A library may make classes at run time."""
-    made: Any = type("Made", (), {"__module__": "json", "value": 1})
-    assert round_trip(lambda: made().value)() == 1
 
 
 @pytest.mark.parametrize("cls", [type(None), type(...), type(NotImplemented), type(lambda: 0)])
@@ -372,54 +257,3 @@ def test_classes_may_be_nested_as_deeply_as_one_likes(tmp_path: Path) -> None:
         write(tmp_path / "author", {"deep.py": DEEP}), "deep", ["bases", "chain"]
     )
     assert call_in_subprocess(tmp_path, packed) == {"bases": "(1, 61)", "chain": "150"}
-
-
-CYCLE = """
-class Small:
-    def twin(self): return Large
-class Large:
-    def twin(self): return Small
-def both(): return Small, Large
-"""
-
-
-@pytest.mark.parametrize("first", ["Small", "Large", "both"])
-def test_a_class_has_one_id_whatever_was_packed_before(first: str) -> None:
-    """Also one that leads back to others: arguments are found by it on the server."""
-
-    def names() -> dict[str, Any]:
-        namespace: dict[str, Any] = {"__name__": "cycled"}
-        exec(CYCLE, namespace)
-        return namespace
-
-    alone = {name: content_id(names()[name]) for name in ("Small", "Large")}
-    together = names()
-    if first == "both":
-        pack_function(together["both"], "it", walk(together["both"], "it").reach)
-    else:
-        pack(together[first], "it")
-    assert {name: content_id(together[name]) for name in alone} == alone
-
-
-class Hashed:
-    def __init__(self, value: int) -> None:
-        self.value = value
-
-    def __hash__(self) -> int:
-        return hash_of(self.value)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Hashed) and self.value == other.value
-
-
-def hash_of(value: int) -> int:
-    return hash((OFFSET, value))
-
-
-TABLE = {Hashed(1): "x"}
-MEMBERS = {Hashed(1), Hashed(5)}
-
-
-def test_objects_with_a_hash_of_their_own_are_found_again() -> None:
-    """Their methods are complete before they are put into a dict or set."""
-    assert round_trip(lambda: (TABLE[Hashed(1)], Hashed(5) in MEMBERS))() == ("x", True)

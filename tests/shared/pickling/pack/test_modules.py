@@ -72,11 +72,6 @@ def test_of_a_whole_module_what_cannot_travel_stays_behind(mine: types.ModuleTyp
         next(found.stream)
 
 
-def test_an_installed_module_is_the_servers() -> None:
-    """By name."""
-    assert unpack(pack(sys.modules["json.decoder"], "it")) is sys.modules["json.decoder"]
-
-
 PATCHED = """
 import optax, math
 import jax.numpy as jnp

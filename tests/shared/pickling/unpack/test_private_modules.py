@@ -9,12 +9,25 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.data_model import Source
-from jaxd_protocol.pickling.unpack.private_modules import NotShipped, PrivateModules, patched_module
-from tests.shared.pickling.processes import call_in_subprocess, pack_in_subprocess, run, write
+from jaxd_protocol.pickling.unpack.private_modules import (
+    NotShipped,
+    PatchedModule,
+    PrivateModules,
+    patched_module,
+)
+from tests.ids import stable_id
+from tests.shared.pickling.processes import (
+    SHARED,
+    call_in_subprocess,
+    pack_in_subprocess,
+    run,
+    write,
+)
 
 PACKAGE = {
     "mine/__init__.py": "from . import layers\nVERSION = {version}\n",
@@ -98,19 +111,19 @@ def refused():
     exec("import mine.un" + "known")
 """,
 }
-NAMES = [
-    "chain",
-    "module_global",
-    "constant",
-    "escaping",
-    "from_in_body",
-    "import_in_body",
-    "import_as",
-    "relative",
-    "circle",
-    "class_in_body",
-    "not_imported_yet",
-]
+RESULTS: dict[str, Any] = {
+    "chain": (23, 7),
+    "module_global": 23,
+    "constant": 7,
+    "escaping": 23,
+    "from_in_body": 16,
+    "import_in_body": 7,
+    "import_as": (7, 9),
+    "relative": 24,
+    "circle": 30,
+    "class_in_body": 19,
+    "not_imported_yet": (10, 11, 1),
+}
 
 
 def package(folder: Path, version: int) -> Path:
@@ -128,36 +141,20 @@ def package(folder: Path, version: int) -> Path:
 def packed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """The functions of version 7."""
     author = package(tmp_path_factory.mktemp("author"), 7)
-    return pack_in_subprocess(author, "use", [*NAMES, "refused"])
+    return pack_in_subprocess(author, "use", [*RESULTS, "refused"])
 
 
 @pytest.fixture(scope="module")
 def called(packed: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What they return on a server without the package."""
     return call_in_subprocess(
-        tmp_path_factory.mktemp("server"), {name: packed[name] for name in NAMES}
+        tmp_path_factory.mktemp("server"), {name: packed[name] for name in RESULTS}
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("chain", (23, 7)),
-        ("module_global", 23),
-        ("constant", 7),
-        ("escaping", 23),
-        ("from_in_body", 16),
-        ("import_in_body", 7),
-        ("import_as", (7, 9)),
-        ("relative", 24),
-        ("circle", 30),
-        ("class_in_body", 19),
-        ("not_imported_yet", (10, 11, 1)),
-    ],
-)
-def test_a_function_finds_its_modules(called: dict[str, str], name: str, expected: object) -> None:
+def test_a_function_finds_its_modules(called: dict[str, str]) -> None:
     """However it refers to them, and whether or not its process had imported them."""
-    assert called[name] == repr(expected)
+    assert called == {name: repr(expected) for name, expected in RESULTS.items()}
 
 
 def test_a_stale_copy_on_the_server_does_not_count(
@@ -166,15 +163,9 @@ def test_a_stale_copy_on_the_server_does_not_count(
     """The client's version wins, and the server's is not even imported."""
     server = package(tmp_path, -1)
     there = call_in_subprocess(
-        server, {name: packed[name] for name in NAMES}, PYTHONPATH=f"{server}:{_shared()}"
+        server, {name: packed[name] for name in RESULTS}, PYTHONPATH=f"{server}:{SHARED}"
     )
     assert there == called
-
-
-def _shared() -> str:
-    from tests.shared.pickling.processes import SHARED
-
-    return str(SHARED)
 
 
 def test_two_versions_live_side_by_side(packed: dict[str, bytes], tmp_path: Path) -> None:
@@ -195,33 +186,27 @@ def test_two_versions_live_side_by_side(packed: dict[str, bytes], tmp_path: Path
     }
 
 
-def test_nothing_enters_sys_modules(packed: dict[str, bytes], tmp_path: Path) -> None:
-    """The server's import system never sees a client's module."""
+def test_no_module_of_a_client_enters_the_servers_table_and_none_leaves_it(
+    packed: dict[str, bytes], tmp_path: Path
+) -> None:
+    """One that did not come is refused, with what to do, though the server happens to have it."""
     program = """
 import base64, json, sys
 from jaxd_protocol.pickling.unpack.unpickler import unpack_function
-data = json.load(sys.stdin)
-unpack_function(base64.b64decode(data)).function()
+good, refused = (unpack_function(base64.b64decode(each)) for each in json.load(sys.stdin))
+good.function()
 print([name for name in sys.modules if name.partition(".")[0] in ("mine", "use")])
-"""
-    given = json.dumps(base64.b64encode(packed["not_imported_yet"]).decode())
-    assert run(program, cwd=tmp_path, given=given) == "[]\n"
-
-
-def test_a_module_that_did_not_come_is_refused(packed: dict[str, bytes], tmp_path: Path) -> None:
-    """With what to do, instead of importing what the server happens to have."""
-    program = """
-import base64, json, sys
-from jaxd_protocol.pickling.unpack.unpickler import unpack_function
 try:
-    unpack_function(base64.b64decode(json.load(sys.stdin))).function()
+    refused.function()
 except ImportError as error:
     print(type(error).__name__, error)
 """
-    given = json.dumps(base64.b64encode(packed["refused"]).decode())
-    text = run(program, cwd=package(tmp_path, -1), given=given)
-    assert text.startswith("NotShipped no module named 'mine.unknown' came with this function")
-    assert "Write 'import mine.unknown' where" in text
+    names = ("not_imported_yet", "refused")
+    given = json.dumps([base64.b64encode(packed[name]).decode() for name in names])
+    modules, said = run(program, cwd=package(tmp_path, -1), given=given).split("\n", 1)
+    assert modules == "[]"
+    assert said.startswith("NotShipped no module named 'mine.unknown' came with this function")
+    assert "Write 'import mine.unknown' where" in said
 
 
 def blob_with(**sources: str) -> PrivateModules:
@@ -312,3 +297,38 @@ def test_an_import_statement_finds_the_overlay() -> None:
     patched_module(blob, "json", {"dumps": "mine"})
     text = "import json\nfrom json import dumps\na = json.dumps, dumps"
     assert execute(blob, text)["a"] == ("mine", "mine")
+
+
+def test_an_overlay_falls_through_to_the_real_module() -> None:
+    """Only the attributes that came are others."""
+    found = patched_module(PrivateModules(), "json", {"dumps": "mine"})
+    assert isinstance(found, PatchedModule)
+    assert found.dumps == "mine"
+    assert found.loads is json.loads
+    assert "loads" in dir(found)
+    assert json.dumps(1) == "1"
+
+
+def test_equal_attributes_need_no_overlay() -> None:
+    """The server's module is used as it is."""
+    assert (
+        patched_module(PrivateModules(), "json", {"__name__": "json", "dumps": json.dumps}) is json
+    )
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs"),
+    [(1, True), (0.0, -0.0), ([1], [1.0]), (np.ones(2), np.ones(2, int)), (object(), object())],
+    ids=stable_id,
+)
+def test_a_value_that_only_looks_equal_differs(mine: Any, theirs: Any) -> None:
+    """It counts in the key as what it is, and so it arrives as that."""
+    json_of_server: Any = json
+    json_of_server.made_up = mine
+    try:
+        assert patched_module(PrivateModules(), "json", {"made_up": mine}) is json
+        found = patched_module(PrivateModules(), "json", {"made_up": theirs})
+    finally:
+        del json_of_server.made_up
+    assert isinstance(found, PatchedModule)
+    assert found.made_up is theirs

@@ -1,27 +1,27 @@
-"""Classes on the server."""
+"""Classes and callables on a server: each is made once."""
 
 from __future__ import annotations
 
-import base64
 import dataclasses
-import json
 import threading
+from collections.abc import Sized
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import pytest
 
 from jaxd_protocol.fingerprint import walk
 from jaxd_protocol.pickling.pack.arguments import pack
 from jaxd_protocol.pickling.pack.functions import pack_function
+from jaxd_protocol.pickling.unpack import rebuild
+from jaxd_protocol.pickling.unpack.content_table import ClassId, ContentTable
 from jaxd_protocol.pickling.unpack.unpickler import unpack, unpack_function
+from tests.shared.fingerprint.defining import define
 from tests.shared.pickling.processes import (
     call_in_subprocess,
     pack_in_subprocess,
     round_trip,
-    run,
     write,
 )
 
@@ -36,30 +36,15 @@ def make():
     return C(1), C(1).f()
 """
 
-TWO = """
-import base64, json, sys
-from jaxd_protocol.pickling.unpack.unpickler import unpack_function
-made = [unpack_function(base64.b64decode(data)).function() for data in json.load(sys.stdin)]
-classes = [type(instance) for instance, _ in made]
-print([classes[0] is cls for cls in classes], [value for _, value in made])
-"""
 
-
-def test_two_clients_have_one_class(tmp_path: Path) -> None:
+def test_two_clients_have_one_class() -> None:
     """Their instances are equal and of one type; a changed class is another, and both live."""
-    first, second = (
-        pack_in_subprocess(
-            write(tmp_path / name, {"mine.py": VERSION.format(n=1)}), "mine", ["make"]
-        )
-        for name in ("a", "b")
-    )
-    changed = pack_in_subprocess(
-        write(tmp_path / "c", {"mine.py": VERSION.format(n=2)}), "mine", ["make"]
-    )
-    given = json.dumps(
-        [base64.b64encode(each["make"]).decode() for each in (first, second, changed)]
-    )
-    assert run(TWO, cwd=tmp_path, given=given) == "[True, True, False] [1, 1, 2]\n"
+    texts = [VERSION.format(n=n) for n in (1, 1, 2)]
+    made = [round_trip(define(text, "mine").make)() for text in texts]
+    first, second, changed = (instance for instance, _ in made)
+    assert type(first) is type(second) is not type(changed)
+    assert first == second
+    assert [value for _, value in made] == [1, 1, 2]
 
 
 @jax.tree_util.register_pytree_node_class
@@ -155,22 +140,6 @@ def test_blobs_that_arrive_together_make_one_class() -> None:
     assert found[0][1] == 99
 
 
-class Small:
-    def __init__(self) -> None:
-        self.rate = 0.5
-        self.unused = (number for number in [1])
-
-    def scaled(self, x: Any) -> Any:
-        return x * self.rate
-
-
-def test_a_part_of_a_class_is_made_for_its_function_alone() -> None:
-    """The instances have only what is read."""
-    copy = round_trip(Small().scaled)
-    assert copy(jnp.float32(4)) == 2.0
-    assert not hasattr(copy.__self__, "unused")
-
-
 def test_a_reducer_of_the_users_travels_with_its_class(tmp_path: Path) -> None:
     """It was told to `copyreg`, and says how instances are made."""
     text = """
@@ -190,3 +159,118 @@ def use():
 """
     packed = pack_in_subprocess(write(tmp_path / "author", {"odd.py": text}), "odd", ["use"])
     assert call_in_subprocess(tmp_path, packed) == {"use": "('remade', True)"}
+
+
+def test_an_object_can_be_made_although_methods_of_its_class_were_not_sent() -> None:
+    """Only those that are read are: the class of an object that exists is not abstract."""
+
+    class Partial(Sized):
+        pass
+
+    assert type(rebuild.make_instance(Partial)) is Partial
+
+
+ONE = ClassId(b"1" * 16, "Cls", "mine")
+
+
+def made(table: ContentTable, name: ClassId = ONE) -> type:
+    """The class of that id, in an unpacking of its own."""
+    with table.unpacking():
+        return table.class_of(name, lambda: type("Cls", (), {}))
+
+
+def test_another_content_or_name_is_another_class() -> None:
+    """Also when they are called the same."""
+    table = ContentTable()
+    others = [ClassId(b"2" * 16, "Cls", "mine"), ClassId(ONE.content, "Other", "mine")]
+    others.append(ONE._replace(module="other"))
+    assert len({made(table, name) for name in (ONE, *others)}) == 4
+
+
+@pytest.mark.parametrize("main", ["__main__", "__mp_main__"])
+def test_a_script_may_be_a_module_elsewhere(main: str) -> None:
+    """Its classes are the same in both."""
+    table = ContentTable()
+    first = made(table)
+    assert made(table, ONE._replace(module=main)) is first
+    table = ContentTable()
+    first = made(table, ONE._replace(module=main))
+    assert made(table) is first
+
+
+def test_a_script_that_may_be_either_of_two_modules_is_neither() -> None:
+    """Nothing is guessed."""
+    table = ContentTable()
+    both = {made(table), made(table, ONE._replace(module="other"))}
+    assert made(table, ONE._replace(module="__main__")) not in both
+
+
+def test_a_class_is_completed_once() -> None:
+    """In the unpacking that made it; a later one leaves it alone."""
+    table = ContentTable()
+    done = []
+    for _ in range(2):
+        with table.unpacking():
+            cls = table.class_of(ONE, lambda: type("Cls", (), {}))
+            table.fill_once(cls, lambda: done.append(1))
+            table.fill_once(cls, lambda: done.append(1))
+    assert done == [1]
+
+
+def test_what_an_unpacking_made_that_failed_is_forgotten() -> None:
+    """Its classes are incomplete."""
+    table = ContentTable()
+
+    def fail() -> None:
+        with table.unpacking():
+            table.class_of(ONE, lambda: type("Cls", (), {}))
+            raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        fail()
+    assert table.find_class(ONE) is None
+
+
+def test_a_class_is_not_seen_before_it_is_complete() -> None:
+    """Another thread waits, and gets the finished one."""
+    table = ContentTable()
+    begun, looking = threading.Event(), threading.Event()
+    found: list[Any] = []
+
+    def other() -> None:
+        begun.wait()
+        assert table.find_class(ONE) is None
+        looking.set()
+        with table.unpacking():
+            cls = table.class_of(ONE, lambda: type("Wrong", (), {}))
+            found.append((cls.__name__, getattr(cls, "done", False)))
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    with table.unpacking():
+        cls = table.class_of(ONE, lambda: type("Cls", (), {}))
+        begun.set()
+        looking.wait()
+        table.fill_once(cls, lambda: setattr(cls, "done", True))
+    thread.join()
+    assert found == [("Cls", True)]
+
+
+def test_the_oldest_callables_go_first() -> None:
+    """Looking one up makes it young."""
+    table = ContentTable(max_callables=2)
+    a, b = (table.callable_of(name, object) for name in (b"a", b"b"))
+    table.callable_of(b"a", object)
+    table.callable_of(b"c", object)
+    assert table.callable_of(b"a", object) is a
+    assert table.content_id_of(b) is None
+
+
+def test_ids_are_found_for_what_was_made_here() -> None:
+    """Results name classes and callables by them."""
+    table = ContentTable()
+    cls, function = made(table), table.callable_of(b"f" * 16, object)
+    assert table.content_id_of(cls) == ONE.content
+    assert table.content_id_of(function) == b"f" * 16
+    assert table.content_id_of(int) is None
+    assert table.content_id_of(len) is None
