@@ -43,7 +43,6 @@ def walk_of(
 
 
 def digest_of(value: Any) -> bytes:
-    """What it means."""
     return walk_of(value).fingerprint.digest
 
 

@@ -14,7 +14,7 @@ from jaxd_protocol.fingerprint import WalkResult, walk
 from jaxd_protocol.fingerprint.local_archives import LocalArchives
 from tests.shared.pickling.processes import write
 
-IN_PROCESS_SERVER = """
+SHOP = """
 import importlib
 RATE = 2
 def f(x): return x * RATE
@@ -45,7 +45,7 @@ def body(x):
 @pytest.fixture
 def main(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """A program whose package lies in a file."""
-    write(tmp_path, {"some_shop.py": IN_PROCESS_SERVER})
+    write(tmp_path, {"some_shop.py": SHOP})
     monkeypatch.syspath_prepend(tmp_path)
     program: dict[str, Any] = {"__name__": "no_file"}
     exec(MAIN, program)
@@ -93,14 +93,6 @@ def test_a_plain_value_that_is_read_is_a_part(
     """The server compares it with its own."""
     main["settings"].lr = 3
     assert list(parts(walked(main[name]), "archived")) == [setting]
-
-
-def test_a_changed_setting_is_noticed_by_the_guards(main: dict[str, Any]) -> None:
-    """So the next call looks again."""
-    found = walked(main["chain"])
-    assert found.guards.hold()
-    main["some_shop"].RATE = 3
-    assert not found.guards.hold()
 
 
 def test_code_that_was_put_into_an_archive_is_refused(main: dict[str, Any]) -> None:

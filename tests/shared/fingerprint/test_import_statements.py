@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from jaxd_protocol.fingerprint.local_imports import absolute_name
 from tests.shared.fingerprint.defining import digest_of, function, part_names, walk_of
 
 FILES = {
@@ -36,24 +35,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path
     for name in [name for name in sys.modules if name.startswith(("inner_", "late_"))]:
         del sys.modules[name]
-
-
-@pytest.mark.parametrize(
-    ("name", "level", "package", "expected"),
-    [
-        ("a.b", 0, "p.q", "a.b"),
-        ("a", 1, "p.q", "p.q.a"),
-        ("", 1, "p.q", "p.q"),
-        ("a", 2, "p.q", "p.a"),
-        ("a", 3, "p", "...a"),
-        ("a", 1, "", ".a"),
-    ],
-)
-def test_a_relative_name_counts_from_its_package(
-    name: str, level: int, package: str, expected: str
-) -> None:
-    """One that leads out of it names nothing."""
-    assert absolute_name(name, level, {"__package__": package}) == expected
 
 
 STATEMENTS = [
@@ -96,37 +77,6 @@ def test_of_a_module_that_is_not_loaded_the_source_counts(name: str, read: str, 
     assert not walked.guards.hold()
 
 
-def test_what_a_nested_function_imports_counts_as_it_reads_it(folder: Path) -> None:
-    """Although the function around it reads something else of a variable of the same name."""
-    inner = importlib.import_module("inner_one")
-    made = function(
-        """
-        def g(y):
-            import inner_one as cfg
-            return y * cfg.RATE
-        cfg = x
-        return g(1) + cfg.a
-        """
-    )
-    walked = walk_of(made)
-    vars(inner)["OTHER"] = 5
-    assert walked.guards.hold()
-    assert digest_of(made) == walked.fingerprint.digest
-    vars(inner)["RATE"] = 5
-    assert not walked.guards.hold()
-    assert digest_of(made) != walked.fingerprint.digest
-
-
-def test_a_module_that_is_not_there_counts_as_such(folder: Path) -> None:
-    """Until it is."""
-    made = function("import inner_missing\nreturn inner_missing.A")
-    before = digest_of(made)
-    assert digest_of(made) == before
-    (folder / "inner_missing.py").write_text("A = 1\n")
-    importlib.invalidate_caches()
-    assert digest_of(made) != before
-
-
 def test_a_module_that_is_not_there_yet_is_noticed_when_it_comes(folder: Path) -> None:
     """A file that somebody writes while the process runs."""
     walked = walk_of(function("try:\n    import inner_missing\nexcept ImportError: pass"))
@@ -149,17 +99,6 @@ def test_an_installed_module_counts_by_its_name_whether_loaded_or_not() -> None:
     before = digest_of(function(body))
     importlib.import_module("xml.dom.minidom")
     assert digest_of(function(body)) == before
-
-
-def test_what_is_imported_and_patched_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As for a module that is a global."""
-    made = function("from json import dumps\nreturn dumps(x)")
-    walked = walk_of(made)
-    monkeypatch.setattr("json.dumps", lambda x: x)
-    assert not walked.guards.hold()
-    again = walk_of(made)
-    assert again.fingerprint.digest != walked.fingerprint.digest
-    assert "dumps" in again.reach.carried["json"]
 
 
 STEP = function("import late_one\nreturn late_one.VALUE")

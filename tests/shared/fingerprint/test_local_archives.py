@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,9 +17,10 @@ from jaxd_protocol.fingerprint.local_archives import (
     LocalArchives,
     archive_of,
     archived_id,
+    files_of,
     imported_names,
-    look_up,
     packages_in_strings,
+    source_of,
 )
 from jaxd_protocol.packages.distributions import Package
 from tests.shared.pickling.processes import write
@@ -64,7 +66,6 @@ def archives(shop: Any) -> LocalArchives:
 
 
 def source(text: str, is_package: bool = False) -> Source:
-    """Compiled."""
     return Source(compile(text, "it.py", "exec", dont_inherit=True), is_package)
 
 
@@ -95,12 +96,6 @@ def test_importlib_has_a_name(archives: LocalArchives) -> None:
     """The server gives the code of an archive another one."""
     assert archives.name_of(importlib) == ("importlib", "")
     assert archives.name_of(importlib.import_module) == ("importlib", "import_module")
-
-
-def test_packages_that_are_imported_are_archived_as_well(archives: LocalArchives) -> None:
-    """Those of the user's own, whichever module of the first one imports them."""
-    assert {"some_shop", "some_shop.layer", "some_far"} <= archives.archive.sources.keys()
-    assert "numpy" in {package.name for package in archives.archive.packages}
 
 
 def test_a_closed_archive_takes_no_more(shop: Any) -> None:
@@ -151,12 +146,6 @@ def test_texts_are_hints_only_where_imports_are_computed() -> None:
     assert packages_in_strings(source("'shop.plugins.'\nf('shop.x')\n").code) == set()
 
 
-def test_look_finds_nothing_where_there_is_nothing(shop: Any) -> None:
-    """A closure's qualified name leads nowhere."""
-    assert look_up(shop, "C.m") is shop.C.m
-    assert look_up(shop, "make.<locals>.inner") is look_up(shop, "missing")
-
-
 def test_content_ids_depend_on_how_the_function_travels(archives: LocalArchives, shop: Any) -> None:
     """The same class is another one on the server when it is made by its source."""
     archives.close()
@@ -166,3 +155,37 @@ def test_content_ids_depend_on_how_the_function_travels(archives: LocalArchives,
         assert content_id(shop.C) != by_value
     assert content_id(shop.C) == by_value
     assert current_packing().archives is None
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that modules are imported from."""
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def test_a_package_has_all_modules_below_its_folder(folder: Path) -> None:
+    """Also those in folders without an `__init__.py`; data and caches are no modules."""
+    names = ["__init__.py", "a.py", "sub/b.py", "__pycache__/c.py", "not-a-name.py", "data.txt"]
+    write(folder, {f"some_shop/{name}": "" for name in names})
+    assert list(files_of("some_shop")) == ["some_shop", "some_shop.a", "some_shop.sub.b"]
+
+
+@pytest.mark.parametrize("name", ["__main__", "sys", "there_is_no_such_module"])
+def test_what_has_no_file_is_no_package(name: str) -> None:
+    """A script, a module written in C, and nothing at all."""
+    assert files_of(name) == {}
+
+
+def test_a_file_is_compiled_again_when_it_has_changed(tmp_path: Path) -> None:
+    """Its time and size say so."""
+    file = tmp_path / "it.py"
+    file.write_text("x = 1\n")
+    first = source_of(str(file))
+    assert source_of(str(file)) is first
+    file.write_text("x = 2\n")
+    os.utime(file, ns=(1, 1))
+    again = source_of(str(file))
+    assert first is not None
+    assert again is not None
+    assert again.code.co_consts != first.code.co_consts

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.machinery
 import json
 import sys
 from importlib.util import spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 
-from jaxd_protocol.fingerprint.process_view import SALT, LocalProcess, is_extension
+from jaxd_protocol.fingerprint.data_model import Source
+from jaxd_protocol.fingerprint.process_view import ClientProcess, LocalProcess
 from jaxd_protocol.packages.distributions import Package
-
-PACKAGE = Package("optax", "1.0", b"d" * 16)
 
 
 @pytest.fixture
@@ -60,18 +58,6 @@ def test_what_is_installed_is_not_local(name: str) -> None:
     assert not LocalProcess().is_local(name)
 
 
-def test_here_packages_and_modules_are_those_of_this_process() -> None:
-    """The standard library belongs to no package."""
-    here = LocalProcess()
-    package = here.package("numpy.linalg")
-    assert package is not None
-    assert (package.name, package.version) == ("numpy", np.__version__)
-    assert here.package("json") is None
-    assert here.module("json") is json
-    assert here.module("json.nowhere") is None
-    assert here.salt == SALT
-
-
 @pytest.mark.parametrize(
     ("name", "value", "is_package"),
     [
@@ -99,31 +85,6 @@ def test_what_has_no_source_of_the_user_s_own(folder: Path, name: str) -> None:
     assert LocalProcess().source(name) is None
 
 
-def test_a_source_is_kept_while_its_file_stays_as_it_is(folder: Path) -> None:
-    """The same object, so that a guard can compare it."""
-    here = LocalProcess()
-    before = here.source("world_alone")
-    assert here.source("world_alone") is before
-    (folder / "world_alone.py").write_text("VALUE = 100\n")
-    after = here.source("world_alone")
-    assert before is not None
-    assert after is not None
-    assert after.code != before.code
-
-
-def test_here_what_somebody_may_have_changed_is_carried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a module came with is not."""
-    here = LocalProcess()
-    assert not here.carries(json, "dumps", json.dumps)
-    assert here.carries(json, "dumps", lambda x: x)
-
-
-def test_an_extension_is_told_by_the_end_of_its_name() -> None:
-    """Those of this interpreter."""
-    assert is_extension(f"/home/user/fast{importlib.machinery.EXTENSION_SUFFIXES[0]}")
-    assert not is_extension("/home/user/fast.py")
-
-
 def test_a_package_that_an_import_hook_finds_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,3 +104,46 @@ def test_a_package_that_an_import_hook_finds_is_found(
     assert found is not None
     assert "VALUE" in found.code.co_names
     assert "hooked_package" not in sys.modules
+
+
+OPTAX = Package("optax", "1.0", b"d" * 16)
+
+
+def there() -> ClientProcess:
+    """A client that has said this much."""
+    return ClientProcess(
+        salt=b"salt",
+        packages={"optax": OPTAX},
+        local={"json": True, "mine": True, "theirs": False},
+        carried=frozenset({"json:dumps"}),
+        modules={"mine": ModuleType("mine")},
+        sources={"late": Source(compile("1", "late.py", "exec"), False)},
+    )
+
+
+def test_there_what_the_client_said_counts() -> None:
+    """Also where this process would have decided in another way."""
+    process_view = there()
+    assert process_view.is_local("json")
+    assert not process_view.is_local("theirs")
+    assert process_view.package("optax.losses") is OPTAX
+    assert process_view.package("numpy") is None
+    assert process_view.carries(json, "dumps", json.dumps)
+    assert not process_view.carries(json, "loads", lambda x: x)
+
+
+def test_there_what_the_client_did_not_meet_is_looked_at_here() -> None:
+    """Objects of the server's own libraries may lead to more modules."""
+    process_view = there()
+    assert not process_view.is_local("numpy.linalg")
+    assert process_view.is_local(__name__)
+
+
+def test_there_local_modules_are_those_that_came() -> None:
+    """Never those of this process: two clients have two of the same name."""
+    process_view = there()
+    assert process_view.module("mine") is process_view.modules["mine"]
+    assert process_view.module("json") is None
+    assert process_view.module("math") is sys.modules["math"]
+    assert process_view.source("late") is process_view.sources["late"]
+    assert process_view.source("world_alone") is None

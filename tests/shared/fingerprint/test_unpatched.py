@@ -18,14 +18,11 @@ import numpy as np
 import pytest
 
 from jaxd_protocol.fingerprint.unpatched import (
-    globals_module,
-    is_plain_data,
     is_replaced_constant,
     is_unpatched,
 )
 from jaxd_protocol.packages.installed import is_local_module
 from tests.ids import stable_id
-from tests.shared.fingerprint.defining import define
 
 
 def mine(x: Any) -> Any:
@@ -207,33 +204,6 @@ def test_names_are_followed_to_where_the_code_of_the_module_takes_them_from(
 def test_a_function_from_another_package_is_not_its_own() -> None:
     """`os.path.join` is `posixpath`'s: it travels along, which is harmless."""
     assert not judged(np, "join", os.path.join)
-
-
-@pytest.mark.parametrize(
-    "value",
-    [1, "a", None, [], [1, [2.0, ("a", b"b")]], {"a": {1, 2}, (1, 2): frozenset({3})}],
-    ids=stable_id,
-)
-def test_plain_data_is_what_holds_only_plain_values(value: Any) -> None:
-    """Keys included."""
-    assert is_plain_data(value)
-
-
-@pytest.mark.parametrize(
-    "value",
-    [mine, Mine(), [Mine()], {"a": [mine]}, {mine: 1}, np.zeros(1), list(range(1001)), range(2)],
-    ids=lambda value: type(value).__name__,
-)
-def test_other_data_is_not_plain(value: Any) -> None:
-    """Also a container that would take long to look at."""
-    assert not is_plain_data(value)
-
-
-def test_a_function_is_at_home_where_its_globals_are() -> None:
-    """Whatever `functools.wraps` has copied."""
-    made: Any = define("def f(x): return x").f
-    made.__module__ = "json"
-    assert globals_module(made) == "made_up"
 
 
 LIBRARY = """

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from jaxd_protocol import fingerprint
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.fingerprint import walk
+from jaxd_protocol.fingerprint import content_id, walk
 from jaxd_protocol.fingerprint import walk as package_walk
 from jaxd_protocol.fingerprint.data_model import Part
 from jaxd_protocol.fingerprint.dispatch import HANDLERS
@@ -37,15 +38,6 @@ def test_what_can_change_has_a_number_and_a_value_has_none(
     assert (digest_of(one) == digest_of(other)) is same
 
 
-def test_a_circle_ends() -> None:
-    """Each member is taken apart once."""
-    items: list[Any] = []
-    items.append(items)
-    table = {"items": items}
-    walked = walk_of([items, table])
-    assert sum(value is items for value in walked.reach.numbered) == 1
-
-
 @pytest.mark.parametrize("wrap", [lambda v: (v,), lambda v: [v], lambda v: {"a": v}])
 def test_a_nest_may_be_deep(wrap: Callable[[Any], Any]) -> None:
     """Deeper than Python's stack; what lies at the bottom counts."""
@@ -68,28 +60,6 @@ def test_what_is_nested_too_deeply_in_sets_is_refused() -> None:
         package_walk(value, "f")
 
 
-def test_the_order_of_a_set_does_not_count() -> None:
-    """And each element does."""
-    names = [f"n{number}" for number in range(100)]
-    assert digest_of(set(names)) == digest_of({*names[::-1]}) != digest_of(set(names[1:]))
-
-
-def test_a_set_that_leads_back_to_itself_ends() -> None:
-    """Through an element that holds it."""
-
-    class Holder:
-        def __init__(self) -> None:
-            self.inside: Any = None
-
-    def make() -> set[Any]:
-        holder = Holder()
-        elements = {holder, 1}
-        holder.inside = elements
-        return elements
-
-    assert digest_of(make()) == digest_of(make())
-
-
 def test_the_salt_is_in_every_digest() -> None:
     """Another version of Python, or of this algorithm, has other keys."""
     here = LocalProcess()
@@ -103,7 +73,6 @@ def test_the_salt_is_in_every_digest() -> None:
 
 
 def numbers() -> Any:
-    """Something without a content."""
     return (number for number in [1])
 
 
@@ -194,6 +163,16 @@ def test_parts_are_named_as_people_call_them() -> None:
     ]
 
 
+def test_what_is_inside_of_a_container_is_named_by_the_way_there() -> None:
+    """As code would write it."""
+    config = {"layers": [(8, {"act": "relu"})], 1: 2.5}
+    assert part_names(function("return CONFIG", CONFIG=config))[1:] == [
+        "value: global CONFIG[1]",
+        "value: global CONFIG['layers'][0][0]",
+        "value: global CONFIG['layers'][0][1]['act']",
+    ]
+
+
 def test_a_part_says_its_value_and_where_it_is_read() -> None:
     """File and line of the function that reads it."""
     module = define("RATE = 0.5\n\ndef f(x):\n    return x * RATE\n")
@@ -242,17 +221,33 @@ def test_what_was_decided_about_modules_is_told() -> None:
     assert found.carried == frozenset()
 
 
-def test_what_is_carried_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With its value, for the packing."""
-    module = define("import json\ndef f(x): return json.limit")
-    monkeypatch.setattr("json.limit", 10, raising=False)
-    walked = walk_of(module.f)
-    assert walked.fingerprint.carried == {"json:limit"}
-    assert walked.reach.carried == {"json": {"limit": 10}}
-
-
 def test_a_value_is_shown_in_a_few_characters() -> None:
     """Sixty at most."""
     assert short_repr("a") == "'a'"
     assert len(short_repr("a" * 100)) == 60
     assert short_repr("a" * 100).endswith("...")
+
+
+def test_what_can_neither_be_in_a_key_nor_carried_is_refused_by_name() -> None:
+    """The name that it is called by."""
+    with pytest.raises(PackingError, match="step → f"):
+        walk(function("import sys\nreturn sys.modules"), "step")
+
+
+def test_a_content_id_is_found_once_while_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And again when something has."""
+    made = function("return x * TABLE['rate']", TABLE={"rate": 1})
+    before = content_id(made)
+    assert len(before) == 16
+    with monkeypatch.context() as patch:
+        patch.setattr(fingerprint, "walk", lambda *_: 1 / 0)
+        assert content_id(made) == before
+    made.__globals__["TABLE"]["rate"] = 2
+    assert content_id(made) != before
+    made.__globals__["TABLE"]["rate"] = 1
+    assert content_id(made) == before
+
+
+def test_a_content_id_is_not_that_of_another_object() -> None:
+    """Of one that has the address of one that is gone."""
+    assert len({content_id(function(f"return {number}")) for number in range(50)}) == 50

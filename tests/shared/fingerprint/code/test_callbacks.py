@@ -14,10 +14,10 @@ from jaxd_protocol.fingerprint.code.callbacks import (
     callback_references,
     cell_origin,
     code_at,
-    loads_given_to_callbacks,
     nested_codes,
 )
 from jaxd_protocol.fingerprint.data_model import Origin
+from tests.shared.fingerprint.defining import define, function
 
 seen: list[Any] = []
 
@@ -34,113 +34,54 @@ history = History()
 
 
 def note(value: Any) -> None:
-    """Is given to jax."""
     seen.append(value)
 
 
 def helper(value: Any) -> None:
-    """Is not."""
     seen.append(value)
 
 
-def a_method(x: Any) -> None:
-    jax.debug.callback(seen.append, x)
+def made(_: Any) -> Any:
+    return seen.append
 
 
-def a_lambda(x: Any) -> None:
-    jax.debug.callback(lambda v: seen.append(abs(v)), x)
-
-
-def a_function(x: Any) -> None:
-    jax.debug.callback(note, x, ordered=True)
-
-
-def with_other_calls(x: Any) -> None:
-    jax.debug.callback(note, abs(x + 1), [str(x), max(1, 2)], k=len("ab"))
-
-
-def a_nested_function(x: Any) -> None:
-    def tell(value: Any) -> None:
-        seen.append(value)
-
-    jax.debug.callback(tell, x)
-
-
-def in_a_loop(x: Any) -> Any:
-    def tell(value: Any) -> None:
-        seen.append(value)
-
-    def body(c: Any, _: Any) -> Any:
-        io_callback(tell, None, c)
-        return c, None
-
-    return jax.lax.scan(body, x, length=2)
-
-
-def an_object(x: Any) -> None:
-    io_callback(history.add, None, x)
-
-
-def by_its_module(x: Any) -> None:
-    jax.experimental.io_callback(history.add, None, x)
-
-
-def closing_over(into: list[Any]) -> Callable[..., Any]:
-    def f(x: Any) -> None:
-        jax.debug.callback(lambda v: into.append(abs(v)), x)
-
+NAMES: dict[str, Any] = {"jax": jax, "io_callback": io_callback, "functools": functools}
+NAMES |= {"history": history, "seen": seen, "note": note, "helper": helper, "made": made}
+CLOSING_OVER = """
+def make(into):
+    def f(x): jax.debug.callback(lambda v: into.append(abs(v)), x)
     return f
-
-
+"""
+A_METHOD = "jax.debug.callback(seen.append, x)"
+A_LAMBDA = "jax.debug.callback(lambda v: seen.append(abs(v)), x)"
+TELL = "def tell(value): return value * len(seen)\n"
+IN_A_LOOP = f"""
+{TELL}
+def body(c, _):
+    io_callback(tell, None, c)
+    return c, None
+return jax.lax.scan(body, x, length=2)
+"""
 GIVEN = [
-    a_method,
-    a_lambda,
-    a_function,
-    with_other_calls,
-    a_nested_function,
-    in_a_loop,
-    an_object,
-    by_its_module,
-    closing_over(seen),
-]
-
-
-def the_length(x: Any) -> Any:
-    jax.debug.callback(seen.append, x)
-    return x * len(seen)
-
-
-def one_of_two(x: Any, first: bool = True) -> None:
-    jax.debug.callback(seen.append if first else helper, x)
-
-
-def another_argument(x: Any) -> None:
-    jax.debug.callback(print, x, len(seen))
-
-
-def anothers_callback(x: Any) -> None:
-    functools.callback(seen.copy(), x)  # type: ignore[attr-defined]
-
-
-def called_as_well(x: Any) -> Any:
-    def tell(value: Any) -> Any:
-        return value * len(seen)
-
-    jax.debug.callback(tell, x)
-    return tell(x)
-
-
-def made_by_a_call(x: Any) -> None:
-    jax.debug.callback(functools.partial(print, len(seen)), x)
-
-
+    function(body, **NAMES)
+    for body in (
+        *(A_METHOD, A_LAMBDA, IN_A_LOOP, "jax.debug.callback(note, x, ordered=True)"),
+        "jax.debug.callback(note, abs(x + 1), [str(x), max(1, 2)], k=len('ab'))",
+        f"{TELL}jax.debug.callback(tell, x)",
+        "io_callback(history.add, None, x)",
+        "jax.experimental.io_callback(history.add, None, x)",
+    )
+] + [define(CLOSING_OVER, **NAMES).make(seen)]
+CALLED_AS_WELL = f"{TELL}jax.debug.callback(tell, x)\nreturn tell(x)"
+ONE_OF_TWO = "jax.debug.callback(seen.append if x else helper, x)"
 COUNTED = [
-    the_length,
-    one_of_two,
-    another_argument,
-    anothers_callback,
-    called_as_well,
-    made_by_a_call,
+    function(body, **NAMES)
+    for body in (
+        *(f"{A_METHOD}\nreturn x * len(seen)", ONE_OF_TWO, CALLED_AS_WELL),
+        "jax.debug.callback(print, x, len(seen))",
+        "functools.callback(seen.copy(), x)",
+        "jax.debug.callback(functools.partial(print, len(seen)), x)",
+    )
 ]
 
 
@@ -155,14 +96,9 @@ def fingerprints(function: Callable[..., Any]) -> list[bytes]:
 
 @pytest.mark.parametrize("function", GIVEN)
 def test_what_is_only_called_back_is_not_in_the_key(function: Callable[..., Any]) -> None:
-    """A list that fills would otherwise compile the program anew at each call."""
+    """A list that fills would else compile the program anew at each call; nor is it watched."""
     before, after = fingerprints(function)
     assert before == after
-
-
-@pytest.mark.parametrize("function", GIVEN)
-def test_it_is_not_watched_either(function: Callable[..., Any]) -> None:
-    """So that a call after it is as quick as before."""
     guards = walk(function, "f").guards
     seen.append(1)
     history.items.append(1)
@@ -202,11 +138,6 @@ def test_two_lists_are_not_one() -> None:
     assert walk(same, "f").fingerprint.digest != walk(different, "f").fingerprint.digest
 
 
-def test_code_without_callbacks_is_not_looked_at() -> None:
-    """As nearly all is."""
-    assert loads_given_to_callbacks(helper.__code__) == (frozenset(), frozenset())
-
-
 def given_in(function: Callable[..., Any]) -> set[str]:
     """What may be called, as code would write it."""
     found = walk(function, "f").reach.targets
@@ -221,108 +152,88 @@ def given_in(function: Callable[..., Any]) -> set[str]:
     return {*said, *code, *parameters}
 
 
-def in_a_partial(x: Any) -> None:
-    jax.debug.callback(functools.partial(note, 1), x)
-    io_callback(functools.partial(lambda v: v, 1), None, x)
-
-
-def by_another_name(x: Any, loud: bool = True) -> None:
-    log, tell = history.add, functools.partial(note, 1)
-    either = helper if loud else log
-    jax.debug.callback(tell, x)
-    jax.debug.callback(either, x)
-
-
-def with_a_list(x: Any) -> None:
-    jax.debug.callback(note, *[x])
-    more: dict[str, Any] = {}
-    jax.debug.callback(seen.append, x, **more)
-    io_callback(result_shape_dtypes=None, callback=helper)
-
-
-def around_it(x: Any) -> Any:
-    try:
-        jax.debug.callback(seen.append, x if x > 1 else -1, [each for each in x if each])
-    except ValueError:
-        jax.debug.callback(note, x)
-    finally:
-        for each in x:
-            jax.debug.callback(helper, each)
-    with x:
-        return [jax.debug.callback(history.add, each) for each in x]
-
-
-def by_import(x: Any) -> None:
-    import logging as log
-    import xml.dom as dom  # noqa: PLR0402  another instruction
-    from os.path import join
-
-    jax.debug.callback(log.info, x)
-    io_callback(join, None, x)
-    io_callback(dom.getDOMImplementation, None, x)
-
-
-def a_parameter(x: Any, log: Any, *, other: Any = None) -> Any:
-    def body(c: Any, _: Any) -> Any:
-        jax.debug.callback(log, c)
-        return c, other.update
-
-    jax.debug.callback(other.update, x)
-    return body
-
-
-def beside_it(x: Any) -> Any:
-    def inner(v: Any) -> Any:
-        return helper(v)
-
-    def tell(v: Any) -> Any:
-        return inner(v)
-
-    @functools.lru_cache
-    def decorated(v: Any) -> Any:
-        return inner(v)
-
-    jax.debug.callback(tell, x)
-    jax.debug.callback(decorated, x)
-    return inner(x)
-
-
-def made(_: Any) -> Any:
-    return seen.append
-
-
-def not_known(x: Any, log: Any = None) -> None:
-    log = log or made(x)
-    jax.debug.callback(log, x)
-    jax.debug.callback(made(x), x)
-    jax.debug.callback([note][0], x)
-    functools.callback(note, x)  # type: ignore[attr-defined]
-    for each in (note, helper):
-        jax.debug.callback(each, x)
-
-
-CALLED: list[tuple[Any, set[str]]] = [
-    (a_method, {"seen.append"}),
-    (a_lambda, {"<lambda>"}),
-    (in_a_loop, {"tell"}),
-    (called_as_well, {"tell"}),
-    (one_of_two, {"seen.append", "helper"}),
-    (in_a_partial, {"note", "<lambda>"}),
-    (by_another_name, {"note", "helper", "history.add"}),
-    (with_a_list, {"note", "helper", "seen.append"}),
-    (around_it, {"seen.append", "note", "helper", "history.add"}),
-    (by_import, {"logging.info", "os.path.join", "xml.dom.getDOMImplementation"}),
-    (a_parameter, {"log", "other.update"}),
-    (beside_it, {"tell"}),
-    (not_known, set()),
-    (helper, set()),
+BY_ANOTHER_NAME = """
+add, tell = history.add, functools.partial(note, 1)
+either = helper if x else add
+jax.debug.callback(tell, x)
+jax.debug.callback(either, x)
+"""
+IN_A_PARTIAL = """
+jax.debug.callback(functools.partial(note, 1), x)
+io_callback(functools.partial(lambda v: v, 1), None, x)
+"""
+WITH_A_LIST = """
+jax.debug.callback(note, *[x])
+more = {}
+jax.debug.callback(seen.append, x, **more)
+io_callback(result_shape_dtypes=None, callback=helper)
+"""
+AROUND_IT = """
+try:
+    jax.debug.callback(seen.append, x if x > 1 else -1, [each for each in x if each])
+except ValueError:
+    jax.debug.callback(note, x)
+finally:
+    for each in x:
+        jax.debug.callback(helper, each)
+with x:
+    return [jax.debug.callback(history.add, each) for each in x]
+"""
+BY_IMPORT = """
+import logging as logs
+import xml.dom as dom
+from os.path import join
+jax.debug.callback(logs.info, x)
+io_callback(join, None, x)
+io_callback(dom.getDOMImplementation, None, x)
+"""
+A_PARAMETER = """
+def body(c, _):
+    jax.debug.callback(log, c)
+    return c, other.update
+jax.debug.callback(other.update, x)
+return body
+"""
+BESIDE_IT = """
+def inner(v): return helper(v)
+def tell(v): return inner(v)
+@functools.lru_cache
+def decorated(v): return inner(v)
+jax.debug.callback(tell, x)
+jax.debug.callback(decorated, x)
+return inner(x)
+"""
+NOT_KNOWN = """
+log = log or made(x)
+jax.debug.callback(log, x)
+jax.debug.callback(made(x), x)
+jax.debug.callback([note][0], x)
+functools.callback(note, x)
+for each in (note, helper):
+    jax.debug.callback(each, x)
+"""
+CALLED: list[tuple[str, set[str]]] = [
+    (A_METHOD, {"seen.append"}),
+    (A_LAMBDA, {"<lambda>"}),
+    (IN_A_LOOP, {"tell"}),
+    (CALLED_AS_WELL, {"tell"}),
+    (ONE_OF_TWO, {"seen.append", "helper"}),
+    (IN_A_PARTIAL, {"note", "<lambda>"}),
+    (BY_ANOTHER_NAME, {"note", "helper", "history.add"}),
+    (WITH_A_LIST, {"note", "helper", "seen.append"}),
+    (AROUND_IT, {"seen.append", "note", "helper", "history.add"}),
+    (BY_IMPORT, {"logging.info", "os.path.join", "xml.dom.getDOMImplementation"}),
+    (A_PARAMETER, {"log", "other.update"}),
+    (BESIDE_IT, {"tell"}),
+    (NOT_KNOWN, set()),
+    ("helper(x)", set()),
 ]
 
 
-@pytest.mark.parametrize(("function", "wanted"), CALLED)
-def test_what_may_be_called(function: Callable[..., Any], wanted: set[str]) -> None:
+@pytest.mark.parametrize(("body", "wanted"), CALLED)
+def test_what_may_be_called(body: str, wanted: set[str]) -> None:
     """All that the code says, and nothing that it only reaches."""
-    assert given_in(function) == wanted
+    assert given_in(function(body, "x, log=None, *, other=None", **NAMES)) == wanted
 
 
 def around(own: Any) -> Callable[..., Any]:
@@ -448,12 +359,12 @@ def only_gives(x: Any) -> Any:
 
 def test_what_is_listed_is_not_in_the_key() -> None:
     """Wherever the function reaches it; unless it reads its object in another way as well."""
-    for function, counts in ((only_gives, False), (reads_as_well, True)):
+    for reader, counts in ((only_gives, False), (reads_as_well, True)):
         found = set()
         for turn in range(2):
             history.items[:] = [turn] * turn
             listed = CallbackList([history.add, note])
-            found.add(walk(function, "f", listed=listed).fingerprint.digest)
+            found.add(walk(reader, "f", listed=listed).fingerprint.digest)
         assert len(found) == 1 + counts
     plain = walk(only_gives, "f").fingerprint.digest
     listings = ([note], [helper], [note, helper], [helper, note])

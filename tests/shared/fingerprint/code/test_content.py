@@ -52,6 +52,14 @@ def test_the_code_of_an_interpreter_that_is_not_in_the_table_is_refused() -> Non
         ("a = x; b = a; return b", "a = x\n    b = a\n    return b"),
         ("return x", "'Documented.'\n    return x"),
         ("return x", "pass\n    return x"),
+        ("'Says.'\n    return x", "'Says more.'\n    return x"),
+        ("return x", "\n\n    return x"),
+        ("return x  # a comment", "return x"),
+        ("return x", "return (x)"),
+        (
+            "class C:\n        'Says.'\n        def m(self): return 1\n    return C",
+            "\n    class C:\n        'More.'\n        def m(self): return 1\n    return C",
+        ),
     ],
 )
 def test_what_does_the_same_has_one_digest(one: str, other: str) -> None:
@@ -64,6 +72,13 @@ def test_what_does_the_same_has_one_digest(one: str, other: str) -> None:
     ("one", "other"),
     [
         ("return x + 1", "return x + 2"),
+        ("return 1", "return 1.0"),
+        ("return 0.0", "return -0.0"),
+        ("return lambda: 1", "return lambda: 2"),
+        ("return x in {1, 2}", "return x in {1, 3}"),
+        ("return 'Says.'", "return 'Says more.'"),
+        ("return 'a' if x else __doc__", "return 'b' if x else __doc__"),
+        ("class C: text = 'Says.'\n    return C", "class C: text = 'Says more.'\n    return C"),
         ("return x - y", "return y - x"),
         ("return x.shape", "return x.size"),
         ("return x.max()", "return x.max"),
@@ -87,6 +102,12 @@ def test_what_does_something_else_has_another(one: str, other: str) -> None:
     """Also where the same names and constants are used."""
     head = "def step(x, y):\n    "
     assert _digest(head + one) != _digest(head + other)
+
+
+def test_the_content_holds_the_parameters() -> None:
+    """Their names, and how they are given."""
+    parameters = ["x", "y", "x, y", "*x", "x, /", "*, x", "**x"]
+    assert len({_digest(f"def step({each}): return 1") for each in parameters}) == len(parameters)
 
 
 def test_more_constants_than_a_byte_can_number() -> None:

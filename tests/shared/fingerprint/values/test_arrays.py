@@ -17,49 +17,7 @@ from tests.shared.fingerprint.defining import digest_of, function, walk_of
 
 
 def whole() -> Any:
-    """Six numbers."""
     return np.arange(6, dtype=np.int32)
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        whole().reshape(2, 3),
-        whole().astype(np.int64),
-        whole().astype(">i4"),
-        whole().view(np.float32),
-        whole()[::-1],
-        whole()[:5],
-        np.array([0, 1, 2, 3, 4, 6], np.int32),
-        jnp.arange(6, dtype=jnp.int32),
-        list(range(6)),
-        np.ma.masked_array(whole()),
-    ],
-    ids=lambda value: f"{type(value).__name__} {getattr(value, 'dtype', '')}",
-)
-def test_two_arrays_have_two_digests(other: Any) -> None:
-    """By dtype, shape, bytes and kind."""
-    assert digest_of(other) != digest_of(whole())
-
-
-@pytest.mark.parametrize(
-    "same",
-    [
-        whole().copy(),
-        np.arange(12, dtype=np.int32)[:6],
-        np.arange(-6, 6, dtype=np.int32)[6:],
-        np.repeat(whole(), 2)[::2],
-    ],
-)
-def test_how_an_array_lies_in_memory_does_not_count(same: Any) -> None:
-    """A view, a part, one with gaps."""
-    assert digest_of(same) == digest_of(whole())
-
-
-def test_order_in_memory_does_not_count() -> None:
-    """Columns first or rows first."""
-    array = np.arange(6.0).reshape(2, 3)
-    assert digest_of(array) == digest_of(np.asfortranarray(array))
 
 
 def test_a_file_in_memory_counts_by_what_is_in_it(tmp_path: Path) -> None:
@@ -75,30 +33,15 @@ def test_a_file_in_memory_counts_by_what_is_in_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        (np.float32(1), np.float32(2)),
-        (np.float32(1), np.float64(1)),
-        (np.float32(1), 1.0),
-        (np.bool_(True), True),
-        (np.float32(1), np.array(1, np.float32)),
         (ml_dtypes.bfloat16(1), np.float16(1)),
-        (np.dtype("f4"), np.dtype("f8")),
-        (np.dtype("f4"), np.dtype(">f4")),
         (np.dtype("f4"), np.float32),
-        (np.dtype([("a", "f4")]), np.dtype([("b", "f4")])),
         (np.dtype("V2"), np.dtype(ml_dtypes.bfloat16)),
-        (np.add, np.subtract),
     ],
     ids=str,
 )
 def test_scalars_dtypes_and_ufuncs_are_told_apart(one: Any, other: Any) -> None:
     """From each other and from Python's."""
     assert digest_of([one]) == digest_of([one]) != digest_of([other])
-
-
-def test_objects_in_an_array_count_one_by_one() -> None:
-    """Their addresses do not."""
-    one, same, other = (np.array([1, [last]], dtype=object) for last in (2, 2, 3))
-    assert digest_of(one) == digest_of(same) != digest_of(other)
 
 
 def test_a_change_in_place_is_noticed_where_there_can_be_one() -> None:

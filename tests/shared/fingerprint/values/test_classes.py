@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from array import array
 from enum import Enum
 from typing import Any
@@ -10,8 +9,6 @@ from typing import Any
 import jax
 import pytest
 
-from jaxd_protocol.errors import PackingError
-from jaxd_protocol.fingerprint.values.classes import slot_names
 from tests.shared.fingerprint.defining import define, digest_of, function, part_names, walk_of
 
 
@@ -21,28 +18,6 @@ def cls(body: str, head: str = "class C:", **names: Any) -> type:
     made = define(f"{head}\n{lines}", **names).C
     assert isinstance(made, type)
     return made
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("a = 1", "a = 2"),
-        ("a = 1", "b = 1"),
-        ("a: int", "b: int"),
-        ("a: int\nb: int", "b: int\na: int"),
-        ("def m(self): return 1", "def m(self): return 2"),
-        ("@property\ndef p(self): return 1", "def p(self): return 1"),
-        ("@staticmethod\ndef m(): pass", "@classmethod\ndef m(): pass"),
-        ("class Inner: a = 1", "class Inner: a = 2"),
-        ("__slots__ = ('a',)", "__slots__ = ('b',)"),
-        ("__slots__ = ('a',)", "a = 1"),
-        ("__slots__ = 'a'", "__slots__ = 'b'"),
-        ("def __call__(self, x): return x", "def __call__(self, x): return -x"),
-    ],
-)
-def test_all_that_is_in_a_class_counts(one: str, other: str) -> None:
-    """Attributes, methods, slots, and the names of annotations in their order."""
-    assert digest_of(cls(one)) == digest_of(cls(one)) != digest_of(cls(other))
 
 
 @pytest.mark.parametrize(
@@ -59,17 +34,6 @@ def test_what_decides_nothing_does_not_count(one: str, other: str) -> None:
     assert digest_of(cls(one)) == digest_of(cls(other))
 
 
-def test_bases_and_the_metaclass_count() -> None:
-    """With all that is in them."""
-
-    def made(number: int, head: str) -> bytes:
-        source = f"class M(type):\n    n = {number}\nclass B:\n    n = {number}\n{head}\n    a = 1"
-        return digest_of(define(source).C)
-
-    heads = ["class C(B):", "class C(metaclass=M):", "class C:"]
-    assert len({made(number, head) for number in (1, 2) for head in heads}) == 5
-
-
 def test_a_class_is_a_part_of_its_own() -> None:
     """Its attributes are named by it."""
     assert part_names([cls("a = 1\ndef m(self): pass")]) == [
@@ -77,14 +41,6 @@ def test_a_class_is_a_part_of_its_own() -> None:
         "value: attribute C.a",
         "function: function C.m",
     ]
-
-
-def test_a_change_of_a_class_is_noticed() -> None:
-    """A new attribute, another base."""
-    made: Any = cls("a = 1")
-    guards = walk_of([made]).guards
-    made.b = 2
-    assert not guards.hold()
 
 
 LAYERS = """
@@ -181,37 +137,3 @@ def test_a_class_that_jax_knows_as_a_tree_counts_by_that_too() -> None:
     plain = digest_of(cls("def __init__(self, a, b): self.a, self.b = a, b"))
     assert registered("a") == registered("a") != registered("b")
     assert plain not in (registered("a"), registered("b"))
-
-
-def test_an_installed_class_counts_by_its_name() -> None:
-    """Its content is the same wherever its package is."""
-    assert walk_of(json.JSONDecoder).fingerprint.parts == ()
-    assert digest_of(json.JSONDecoder) != digest_of(json.JSONEncoder)
-
-
-def test_an_installed_class_with_a_method_of_the_user_s_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The server's class does not have it."""
-
-    def encode(self: Any, o: Any) -> str:
-        return ""
-
-    monkeypatch.setattr(json.JSONEncoder, "encode", encode)
-    with pytest.raises(PackingError, match=r"JSONEncoder, whose encode was replaced.*subclass"):
-        walk_of(json.JSONEncoder)
-    with pytest.raises(PackingError, match=r"JSONEncoder, whose encode was replaced"):
-        walk_of(function("import json\nreturn json.JSONEncoder()"))
-
-
-def test_slots_are_those_of_all_classes() -> None:
-    """Not `__dict__` and the like, which are no slots."""
-
-    class Slotted:
-        __slots__ = ("one", "two")
-
-    class Below(Slotted):
-        __slots__ = ("more",)
-
-    assert sorted(slot_names(Below)) == ["more", "one", "two"]
-    assert slot_names(type("Plain", (), {})) == []

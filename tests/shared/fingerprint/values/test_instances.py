@@ -9,30 +9,17 @@ import logging
 import sys
 import threading
 import weakref
-from collections import OrderedDict, defaultdict, deque
-from pathlib import PurePosixPath
-from types import SimpleNamespace
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.ids import stable_id
-from tests.shared.fingerprint.defining import digest_of, function, walk_of
+from tests.shared.fingerprint.defining import digest_of, walk_of
 
 
 class Plain:
-    """With two attributes."""
-
-    def __init__(self, a: Any, b: Any) -> None:
-        self.a, self.b = a, b
-
-
-class Slotted:
-    """With two slots."""
-
-    __slots__ = ("a", "b")
-
     def __init__(self, a: Any, b: Any) -> None:
         self.a, self.b = a, b
 
@@ -98,16 +85,6 @@ def test_attributes_of_a_dict_that_pickles_as_itself_count() -> None:
     assert digest_of([Itself(1)]) == digest_of([Itself(1)]) != digest_of([Itself(2)])
 
 
-@pytest.mark.parametrize("make", [Plain, Slotted, lambda a, b: SimpleNamespace(a=a, b=b)])
-def test_all_attributes_count_and_are_watched(make: Any) -> None:
-    """By name, so that exchanging two is a change."""
-    assert digest_of([make(1, 2)]) == digest_of([make(1, 2)]) != digest_of([make(2, 1)])
-    value = make(1, 2)
-    guards = walk_of([value]).guards
-    value.b = 3
-    assert not guards.hold()
-
-
 @pytest.mark.parametrize("make", [Stated, Reduced])
 def test_an_object_may_say_what_it_is(make: Any) -> None:
     """As to pickle."""
@@ -136,14 +113,8 @@ def test_a_reducer_that_was_registered_says_it() -> None:
         (Table(a=1), Table(a=2)),
         (Table(a=1), Table(b=1)),
         (Table(a=1), {"a": 1}),
-        (OrderedDict(a=1), OrderedDict(a=2)),
-        (defaultdict(int, a=1), defaultdict(int, a=2)),
         (defaultdict(list), defaultdict(dict)),
-        (deque([1]), deque([2])),
-        (deque([1]), deque([1], 5)),
         (bytearray(b"a"), bytearray(b"b")),
-        (range(3), range(4)),
-        (PurePosixPath("a"), PurePosixPath("b")),
         (Plain(1, 1), Stated(1, 1)),
     ],
     ids=stable_id,
@@ -158,8 +129,6 @@ def test_what_a_container_or_value_holds_counts(one: Any, other: Any) -> None:
     [
         (Items([1]), lambda v: v.append(2)),
         (Table(a=1), lambda v: v.update(b=2)),
-        (OrderedDict(a=1, b=2), lambda v: v.move_to_end("a")),
-        (deque([1]), lambda v: v.append(2)),
         (bytearray(b"a"), lambda v: v.append(2)),
     ],
 )
@@ -275,25 +244,3 @@ def test_a_hook_that_fails_later_is_a_change() -> None:
     guards = walk_of([hooked]).guards
     del hooked.manifest
     assert not guards.hold()
-
-
-class Locked:
-    """Refuses to be pickled."""
-
-    def __reduce__(self) -> Any:
-        raise TypeError("it has a handle")
-
-
-@pytest.mark.parametrize(
-    ("value", "type_name", "reason"),
-    [
-        ((n for n in [1]), "generator", "cannot pickle 'generator' object"),
-        (Locked(), f"{__name__}.Locked", "it has a handle"),
-    ],
-    ids=["generator", "of the user's"],
-)
-def test_what_cannot_be_taken_apart_is_named(value: Any, type_name: str, reason: str) -> None:
-    """With what it says itself."""
-    made = function("return VALUE", VALUE=value)
-    (found,) = walk_of(made).fingerprint.unshared
-    assert found == ("f → VALUE", type_name, reason)
