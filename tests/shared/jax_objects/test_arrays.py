@@ -84,17 +84,6 @@ def test_an_unknown_implementation_is_an_error() -> None:
         key_array("xoshiro", np.zeros(2, np.uint32))
 
 
-@pytest.mark.parametrize("shape", [(), (3,), (0, 2)])
-@pytest.mark.parametrize("dtype", [np.float32, np.int32, np.complex64, jnp.bfloat16])
-def test_weak_arrays_are_weak_and_otherwise_the_same(shape: tuple[int, ...], dtype: Any) -> None:
-    """Value, dtype and shape are what was given; only what they mix with decides."""
-    data = np.ones(shape, dtype)
-    array = weak_array(data)
-    assert array.weak_type
-    assert (array.dtype, array.shape) == (data.dtype, shape)
-    np.testing.assert_array_equal(np.asarray(array), data)
-
-
 def test_weak_arrays_are_those_of_jax() -> None:
     """The same type to `jax.jit`, and the same outcome of a promotion."""
     theirs = jnp.full((3,), 2.0)
@@ -105,12 +94,6 @@ def test_weak_arrays_are_those_of_jax() -> None:
     half = jnp.ones(3, jnp.bfloat16)
     assert (ours * half).dtype == (theirs * half).dtype == jnp.bfloat16
     assert ours.committed == theirs.committed
-
-
-def test_weak_arrays_keep_64_bits() -> None:
-    """Whether this thread has them enabled or not."""
-    assert weak_array(np.float64(0.1)).dtype == np.float64
-    assert int(weak_array(np.asarray(1 << 40))) == 1 << 40
 
 
 # what is made of plain data -----------------------------------------------------------------------

@@ -81,7 +81,6 @@ def referred(value: Any) -> tuple[Any, ...]:
 
 
 def resolved(reference: Any) -> Any:
-    """The part."""
     name, parts = reference
     if name == "dtype":
         return np.dtype(getattr(jnp, parts))

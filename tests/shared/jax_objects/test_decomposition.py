@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,10 +13,18 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
-from jaxd_protocol.jax_objects.decomposition import ObjectParts, decompose
-from tests.shared.jax_objects.by_value import run
+from jaxd_protocol.errors import PackingError, TracerError
+from jaxd_protocol.jax_objects.decomposition import (
+    ObjectParts,
+    array_content,
+    decompose,
+    jaxpr_parts,
+)
 from tests.shared.jax_objects.samples_jax import product, samples
 from tests.shared.jax_objects.shown import digest
+from tests.shared.pickling.processes import run
+
+ROOT = Path(__file__).resolve().parents[3]
 
 DIGESTS = """
 import json
@@ -27,7 +37,7 @@ print(json.dumps({name: digest(value) for name, value in samples().items()}))
 @pytest.fixture(scope="module")
 def digests() -> list[dict[str, str]]:
     """Digests of all samples, from two processes with different hash seeds."""
-    return [run(DIGESTS, seed=seed) for seed in ("1", "2")]
+    return [json.loads(run(DIGESTS, cwd=ROOT, PYTHONHASHSEED=seed)) for seed in "12"]
 
 
 @pytest.mark.parametrize("name", samples())
@@ -147,3 +157,91 @@ def test_an_exported_program_is_its_module_and_types() -> None:
 def test_what_is_not_of_jax_is_not_taken_apart(value: Any) -> None:
     """It is for the walk itself."""
     assert decompose(value) is None
+
+
+WITHOUT_JAX = """
+import json, sys
+from jaxd_protocol.jax_objects.decomposition import array_content, decompose
+from jaxd_protocol.jax_objects.reducers import reduce_jax
+from jaxd_protocol.jax_objects.registrations import class_registration
+class Own: pass
+found = [decompose(Own()), array_content(Own()), class_registration(Own)]
+found.append(reduce_jax(Own()) is NotImplemented)
+heavy = {"jax", "jaxlib", "numpy", "importlib.metadata", "flax", "equinox"}
+print(json.dumps([found, sorted(heavy & set(sys.modules))]))
+"""
+
+
+def test_nothing_is_imported_where_there_is_nothing_of_jax() -> None:
+    """A client that has not imported jax stays a light process."""
+    assert json.loads(run(WITHOUT_JAX, cwd=ROOT)) == [[None, None, None, True], []]
+
+
+def test_a_tracer_has_no_content() -> None:
+    """The message names the way out."""
+
+    def inside(x: Any) -> Any:
+        with pytest.raises(TracerError, match="Pass the value as an argument"):
+            array_content(x)
+        return x
+
+    jax.jit(inside)(1.0)
+
+
+def test_a_deleted_array_says_so() -> None:
+    """Instead of jax's message, which does not know that the array was captured."""
+    array = jnp.ones(3)
+    array.delete()
+    with pytest.raises(PackingError, match="deleted or donated"):
+        array_content(array)
+
+
+def test_captured_keys_are_read_although_jax_traces_whoever_asks() -> None:
+    """A persistent function that captures one may first be called there."""
+    key = jax.random.key(3)
+    found: list[Any] = []
+
+    def traced(x: Any) -> Any:
+        found.append(array_content(key))
+        return x
+
+    traced(0)
+    jax.jit(traced)(1.0)
+    assert found[0].data.tolist() == found[1].data.tolist()
+
+
+def traced(function: Any, *arguments: Any) -> Any:
+    return jax.make_jaxpr(function)(*arguments)
+
+
+def test_programs_that_compute_the_same_way_are_equal() -> None:
+    """Where they were written and what their variables are called does not count."""
+    first = traced(lambda x: jnp.sin(x) * 2, 1.0)
+    second = traced(lambda other: jnp.sin(other) * 2, 1.0)
+    assert digest(first) == digest(second)
+
+
+def test_a_literal_a_type_and_the_wiring_count() -> None:
+    """Each of them is another program."""
+    programs = [
+        traced(lambda x, y: x - y * 2, 1.0, 1.0),
+        traced(lambda x, y: x - y * 3, 1.0, 1.0),
+        traced(lambda x, y: y - x * 2, 1.0, 1.0),
+        traced(lambda x, y: x - y * 2, 1, 1),
+        traced(lambda x, y: x + y * 2, 1.0, 1.0),
+    ]
+    assert len({digest(program) for program in programs}) == len(programs)
+
+
+def test_constants_of_a_program_count() -> None:
+    """They are arrays beside the equations."""
+    first, second = jnp.arange(3), jnp.arange(3) + 1
+    programs = traced(lambda x: x + first, 1.0), traced(lambda x: x + second, 1.0)
+    assert digest(programs[0]) != digest(programs[1])
+
+
+def test_variables_have_numbers_in_order_of_appearance() -> None:
+    """So the numbers say how equations are connected."""
+    parts = jaxpr_parts(traced(lambda x, y: (y, x + y), 1.0, 1.0).jaxpr)
+    assert parts["invars"] == (0, 1)
+    assert parts["outvars"] == (1, 2)

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import ModuleType
 from typing import Any
 
 import jax
 import jax.export
+import jax.numpy as jnp
 import pytest
 
-from jaxd_protocol.jax_objects.names import JAX_TYPES, attribute, is_of_jax, kind_of
-from tests.shared.jax_objects.samples_jax import samples
+from jaxd_protocol.jax_objects.names import (
+    JAX_TYPES,
+    attribute,
+    is_of_jax,
+    kind_of,
+    name_of_jax_object,
+)
+from tests.shared.jax_objects.samples_jax import samples, sine, up
 
 
 def _info() -> Any:
@@ -79,6 +87,34 @@ def test_a_subclass_of_jaxs_own_counts_and_a_users_does_not() -> None:
     assert not is_of_jax(Own)
 
 
-def test_a_module_that_is_not_loaded_has_no_attributes() -> None:
-    """Looking something up never imports."""
-    assert attribute("jax.no_such_module", "Thing") is None
+def test_a_primitive_is_found_in_the_public_modules_of_jax() -> None:
+    """It says nothing about where it is."""
+    assert name_of_jax_object(jax.lax.sin_p) == ("jax.lax", "sin_p")
+
+
+def test_what_says_its_name_is_not_searched_for() -> None:
+    """`jnp.sin` knows it."""
+    assert name_of_jax_object(jnp.sin) == ("jax.numpy", "sin")
+
+
+def test_local_objects_have_no_name_to_travel_by() -> None:
+    """They have one here, and the server has not the module."""
+    assert name_of_jax_object(up) is None
+    assert name_of_jax_object(sine) is None
+
+
+def test_a_primitive_of_another_installed_package_is_found_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its rules say which package it may be from."""
+    module = ModuleType("installed_one")
+    module.__spec__ = jax.__spec__
+    module.__file__ = jax.__file__
+    monkeypatch.setitem(sys.modules, "installed_one", module)
+
+    def rule() -> None: ...
+
+    rule.__module__ = "installed_one"
+    module.own_p = type(jax.lax.sin_p)("own")  # type: ignore[attr-defined]
+    module.own_p.def_impl(rule)
+    assert name_of_jax_object(module.own_p) == ("installed_one", "own_p")

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import threading
+import typing
 from typing import Any
 
 import jax
 import pytest
 
-from jaxd_protocol.jax_objects.registrations import Registration, class_registration, finish_class
+from jaxd_protocol.jax_objects.registrations import (
+    Registration,
+    build_class,
+    class_registration,
+    finish_class,
+)
 from tests.shared.jax_objects import samples_trees as samples
 
 
@@ -80,3 +87,47 @@ def test_abstract_methods_are_counted_when_the_class_is_whole() -> None:
     New.method = lambda self: 1  # type: ignore[method-assign]
     finish_class(New, None)
     assert New().method() == 1  # type: ignore[abstract]
+
+
+class WithHook:
+    seen: typing.ClassVar[list[str]] = []
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        WithHook.seen.append(cls.__name__)
+
+
+class Meta(type):
+    def __new__(cls, name: str, bases: Any, namespace: Any) -> Any:
+        return super().__new__(cls, name, bases, {**namespace, "by_meta": True})
+
+
+def build(meta: type, *bases: type, **namespace: Any) -> Any:
+    return build_class(meta, "New", bases, namespace)
+
+
+@pytest.fixture(autouse=True)
+def nothing_seen() -> None:
+    WithHook.seen.clear()
+
+
+def test_the_hook_of_a_base_does_not_run_and_is_there_afterwards() -> None:
+    """Its effects travel with the class; a subclass that is defined later has them."""
+    new = build(type, WithHook)
+    assert WithHook.seen == []
+    type("Later", (new,), {})
+    assert WithHook.seen == ["Later"]
+
+
+def test_a_subclass_that_another_thread_defines_meanwhile_has_its_hook() -> None:
+    """The hook is silent for one thread only."""
+
+    class Slow(Meta):
+        def mro(cls) -> Any:
+            if cls.__name__ == "New":
+                thread = threading.Thread(target=lambda: type("Other", (WithHook,), {}))
+                thread.start()
+                thread.join()
+            return super().mro()
+
+    build(Slow, WithHook)
+    assert WithHook.seen == ["Other"]
