@@ -14,6 +14,7 @@ from typing import Any
 
 from jaxd_protocol.errors import RemoteError
 from jaxd_protocol.wire import BulkConnection, BulkStream, Frame
+from tests.certificates import tls_streams
 
 Sent = tuple[bytes, tuple[bytes, ...]]
 """A body and the buffers beside it."""
@@ -67,9 +68,10 @@ def send_with(sock: socket.socket, data: bytes, descriptors: Sequence[int] = ())
 
 
 @contextmanager
-def streams() -> Iterator[tuple[BulkStream, BulkStream]]:
+def streams(*, tls: bool = False) -> Iterator[tuple[BulkStream, BulkStream]]:
     """Two connected streams; the first belongs to the test."""
-    ours, theirs = map(BulkStream, socket.socketpair())
+    pair = socket.socketpair()
+    ours, theirs = tls_streams(pair) if tls else map(BulkStream, pair)
     try:
         yield ours, theirs
     finally:

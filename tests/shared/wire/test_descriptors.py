@@ -13,7 +13,7 @@ import pytest
 from jaxd_protocol.errors import LimitExceeded, ProtocolError
 from jaxd_protocol.wire import BulkChannel, BulkStream, frames, stream
 from jaxd_protocol.wire.frames import Frame, FrameReader
-from jaxd_protocol.wire.stream import MAX_DESCRIPTORS, ReceivedDescriptors, ancillary_data, can_pass
+from jaxd_protocol.wire.stream import MAX_DESCRIPTORS, can_pass
 from tests.shared.wire.by_hand import (
     count_open,
     file_of,
@@ -253,23 +253,6 @@ def test_a_message_whose_descriptors_were_lost_says_so_and_the_next_one_keeps_it
         assert seen(channel.recv()) == (b"next", (), [file_of(numbers[1])])
 
 
-def test_what_was_lost_keeps_its_place() -> None:
-    """The next message does not get what belongs to the one behind it."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs, open_files(1) as numbers:
-        arrivals = ReceivedDescriptors()
-        view = memoryview(bytearray(9))
-        send_with(ours, b"x", numbers)
-        with no_more_files():
-            arrivals.receive_into(theirs, [view], [])
-        send_with(ours, b"x", numbers)
-        arrivals.receive_into(theirs, [view], [])
-        lost = arrivals.first()
-        assert list(lost) == []
-        arrivals.drop(lost)
-        assert len(arrivals.first()) == 1
-
-
 def test_an_end_that_does_not_expect_them_takes_none() -> None:
     """The kernel closes what is not asked for; a message that announces some is refused."""
     with streams() as (ours, theirs), open_files(1) as numbers:
@@ -302,29 +285,3 @@ def test_a_system_without_them_passes_none(monkeypatch: pytest.MonkeyPatch) -> N
     ours, theirs = socket.socketpair()
     with ours, theirs:
         assert not can_pass(ours)
-
-
-def test_what_is_sent_along_is_what_the_library_would_send() -> None:
-    """`socket.send_fds` and `ancillary_data` come to the same."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs, open_files(3) as numbers:
-        ours.sendmsg([b"x"], ancillary_data(numbers))
-        _, received, _, _ = socket.recv_fds(theirs, 9, 9)
-        assert list(map(file_of, received)) == list(map(file_of, numbers))
-        for descriptor in received:
-            os.close(descriptor)
-
-
-def test_the_first_ones_stay_the_first_until_they_are_dropped() -> None:
-    """And dropping twice drops nothing else."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs, open_files(2) as numbers:
-        arrivals = ReceivedDescriptors()
-        for number in numbers:
-            send_with(ours, b"x", [number])
-            arrivals.receive_into(theirs, [memoryview(bytearray(9))], [])
-        first = arrivals.first()
-        assert arrivals.first() is first
-        arrivals.drop(first)
-        arrivals.drop(first)
-        assert list(map(file_of, arrivals.first())) == [file_of(numbers[1])]

@@ -8,12 +8,18 @@ from collections.abc import Callable, Iterator
 from itertools import count, cycle
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxd_protocol.errors import LimitExceeded, ProtocolError
 from jaxd_protocol.wire import Frame, frames, stream
-from jaxd_protocol.wire.frames import FrameReader
+from jaxd_protocol.wire.frames import (
+    FrameReader,
+    decompress,
+    too_large,
+    too_many,
+    too_many_descriptors,
+)
 from tests.shared.wire.by_hand import Sent, arriving, frame_bytes, streams
 from tests.shared.wire.interrupt import Interrupt
 
@@ -171,15 +177,6 @@ def test_consuming_nothing_does_nothing() -> None:
         assert reader.peek() == b"one"
 
 
-def test_memory_is_asked_for_before_it_is_taken() -> None:
-    """With the size of the whole message; a message without buffers needs no room."""
-    asked: list[int] = []
-    with arriving(frame_bytes(b"body", (b"12", b"345")) + frame_bytes(b"none")) as incoming:
-        reader = FrameReader(incoming.receive_into, LIMIT, asked.append)
-        assert len(list(read_all(reader))) == 2
-    assert asked == [9]
-
-
 TERA = 1 << 40
 ANNOUNCED: dict[str, tuple[bytes, type[Exception]]] = {
     "a body": (struct.pack("!LB", 0xFFFFFFFF, 0), LimitExceeded),
@@ -237,19 +234,6 @@ def test_a_compressed_message_inflates_no_further_than_its_limit(
     assert peak < 1 << 18
 
 
-@settings(max_examples=300)
-@given(st.binary(max_size=300) | st.lists(st.sampled_from(range(6)), max_size=300).map(bytes))
-def test_garbage_is_refused_in_our_own_words(wire: bytes) -> None:
-    """Any bytes at all end in a message, a typed refusal or the end of the stream."""
-    with arriving(wire) as incoming:
-        reader = FrameReader(incoming.receive_into, 1 << 12, inflates=True)
-        try:
-            for _ in read_all(reader):
-                pass
-        except (ProtocolError, LimitExceeded):
-            pass
-
-
 def test_what_our_own_ends_never_send_is_not_inflated() -> None:
     """A compressed frame comes from a stock peer, and only servers have any."""
     with (
@@ -300,3 +284,50 @@ def test_a_hurried_reader_gives_up_anywhere_and_goes_on_there() -> None:
     assert (found, waits > 10) == (sent, True)
     with pytest.raises(EOFError):
         reader.peek()
+
+
+@pytest.mark.parametrize(("over", "refused"), [(-1, False), (0, False), (1, True), (9999, True)])
+def test_inflation_stops_at_the_limit(
+    monkeypatch: pytest.MonkeyPatch, over: int, refused: bool
+) -> None:
+    """What is exactly as large as allowed passes."""
+    monkeypatch.setattr(frames, "MAX_DECOMPRESSED_BYTES", 50_000)
+    frame = Frame(zlib.compress(bytes(50_000 + over)))
+    if refused:
+        with pytest.raises(LimitExceeded, match="beyond 50,000 bytes"):
+            decompress(frame)
+    else:
+        assert len(decompress(frame)) == 50_000 + over
+
+
+def test_what_a_frame_becomes_is_admitted_first() -> None:
+    """To the byte, and before there is memory for it."""
+    bomb, admitted = Frame(zlib.compress(bytes(50 << 20))), list[int]()
+
+    def refuse(nbytes: int) -> None:
+        admitted.append(nbytes)
+        raise LimitExceeded("no room.")
+
+    tracemalloc.start()
+    try:
+        with pytest.raises(LimitExceeded):
+            decompress(bomb, refuse)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    assert admitted == [50 << 20]
+
+
+@pytest.mark.parametrize("cut", range(1, 12))
+def test_a_compressed_frame_that_is_cut_short_is_refused(cut: int) -> None:
+    """Never half a message."""
+    with pytest.raises(ProtocolError, match="compressed frame cannot be read"):
+        decompress(Frame(zlib.compress(b"body of a message")[:-cut]))
+
+
+def test_a_message_over_the_limit_says_what_to_do() -> None:
+    """The texts name the size, the limit and the way out."""
+    assert "9,000 bytes is over the limit of 8,000" in too_large(9000, 8000)
+    assert "--max-frame-bytes" in too_large(9000, 8000)
+    assert "70,000 large arrays; 65,536" in too_many(70_000)
+    assert "70 open files beside it; 64" in too_many_descriptors(70)

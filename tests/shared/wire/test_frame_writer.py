@@ -10,7 +10,7 @@ from itertools import count
 import pytest
 
 from jaxd_protocol.errors import InternalError, LimitExceeded
-from jaxd_protocol.wire import BulkChannel, BulkStream, frames, stream
+from jaxd_protocol.wire import BulkChannel, BulkStream, frames, stream, tls_socket, tls_stream
 from jaxd_protocol.wire.frames import MAX_BUFFERS, FrameReader, FrameWriter
 from jaxd_protocol.wire.stream import MAX_DESCRIPTORS
 from tests.shared.wire.by_hand import Sent, file_of, frame_bytes, open_files, streams
@@ -18,6 +18,7 @@ from tests.shared.wire.interrupt import HANDLES_SIGNALS, Interrupt
 from tests.shared.wire.test_frame_reader import read_all, received
 
 LIMIT = 1 << 24
+MODULES = (frames, stream, tls_stream, tls_socket)
 
 
 def write(writer: FrameWriter, frame: Sent) -> None:
@@ -40,9 +41,9 @@ def a_little_of(outgoing: BulkStream, at_once: int = 40) -> frames.SendSome:
 
 
 @contextmanager
-def written() -> Iterator[tuple[BulkStream, Callable[[], list[Sent]]]]:
+def written(*, tls: bool = False) -> Iterator[tuple[BulkStream, Callable[[], list[Sent]]]]:
     """A stream to write to, and a function that ends it and reads all frames."""
-    with streams() as (outgoing, incoming):
+    with streams(tls=tls) as (outgoing, incoming):
 
         def result() -> list[Sent]:
             outgoing.close()
@@ -95,15 +96,16 @@ INTERRUPTED: Sent = (b"interrupted", (b"1" * 50, b"2" * 90))
 BEHIND: Sent = (b"behind", (b"3",))
 
 
-@pytest.mark.parametrize("small", [True, False], ids=["small parts", "at once"])
-def test_an_interrupted_message_goes_out_whole_or_not_at_all(small: bool) -> None:
+@pytest.mark.parametrize("way", ["small parts", "at once", "over TLS"])
+def test_an_interrupted_message_goes_out_whole_or_not_at_all(way: str) -> None:
     """At every place where a signal may be handled; what others send stays whole and in order."""
     outcomes = set()
     for n in count(1):
-        with written() as (outgoing, result):
-            writer = FrameWriter(a_little_of(outgoing) if small else outgoing.send_some, LIMIT)
+        with written(tls=way == "over TLS") as (outgoing, result):
+            send_some = a_little_of(outgoing) if way == "small parts" else outgoing.send_some
+            writer = FrameWriter(send_some, LIMIT, outgoing.flush)
             write(writer, BEFORE)
-            with Interrupt(n, frames, stream, after=HANDLES_SIGNALS) as interrupt:
+            with Interrupt(n, *MODULES, after=HANDLES_SIGNALS) as interrupt:
                 try:
                     write(writer, INTERRUPTED)
                 except KeyboardInterrupt:

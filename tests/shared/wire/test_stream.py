@@ -1,15 +1,19 @@
+"""Staying awake for the next message, as long as that pays."""
+
 from __future__ import annotations
 
 import os
 import select
 import socket
+import threading
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from jaxd_protocol.wire import BulkStream, tune_socket
-from jaxd_protocol.wire.stream import ReceivedDescriptors
+from jaxd_protocol.wire.stream import AdaptiveWait, ReceivedDescriptors
 from tests.shared.wire.by_hand import streams
 from tests.shared.wire.interrupt import endlessly, swallowed_interrupt
 
@@ -17,6 +21,12 @@ from tests.shared.wire.interrupt import endlessly, swallowed_interrupt
 @pytest.fixture
 def pair() -> Iterator[tuple[BulkStream, BulkStream]]:
     with streams() as pair:
+        yield pair
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "over TLS"])
+def any_pair(request: pytest.FixtureRequest) -> Iterator[tuple[BulkStream, BulkStream]]:
+    with streams(tls=request.param) as pair:
         yield pair
 
 
@@ -53,10 +63,10 @@ def test_a_system_without_an_option_does_without_it(monkeypatch: pytest.MonkeyPa
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-def test_one_receive_is_counted_once(pair: tuple[BulkStream, BulkStream]) -> None:
+def test_one_receive_is_counted_once(any_pair: tuple[BulkStream, BulkStream]) -> None:
     """As many bytes as are there, and no more than fit."""
-    ours, theirs = pair
-    theirs.sock.sendall(b"abcde")
+    ours, theirs = any_pair
+    theirs.send_some([memoryview(b"abcde")], [])
     data, counts = bytearray(3), [0]
     ours.receive_into([memoryview(data)], counts)
     assert counts == [0, 3]
@@ -66,10 +76,10 @@ def test_one_receive_is_counted_once(pair: tuple[BulkStream, BulkStream]) -> Non
     assert data == b"dec"
 
 
-def test_one_receive_fills_several_views(pair: tuple[BulkStream, BulkStream]) -> None:
+def test_one_receive_fills_several_views(any_pair: tuple[BulkStream, BulkStream]) -> None:
     """With one system call."""
-    ours, theirs = pair
-    theirs.sock.sendall(b"abcde")
+    ours, theirs = any_pair
+    theirs.send_some([memoryview(b"abcde")], [])
     one, two, counts = bytearray(2), bytearray(9), [0]
     ours.receive_into([memoryview(one), memoryview(two)], counts)
     assert counts == [0, 5]
@@ -117,10 +127,11 @@ def test_a_full_socket_takes_a_part(pair: tuple[BulkStream, BulkStream]) -> None
     assert 0 < sent[0] < 1 << 24
 
 
-def test_the_end_of_the_peer_is_the_end(pair: tuple[BulkStream, BulkStream]) -> None:
-    """For reading and writing, now and ever after."""
-    ours, theirs = pair
+def test_the_end_of_the_peer_is_the_end(any_pair: tuple[BulkStream, BulkStream]) -> None:
+    """For reading and writing, now and ever after; whoever waits is told of it."""
+    ours, theirs = any_pair
     theirs.close()
+    assert ours.wait_readable(None)
     for _ in range(2):
         with pytest.raises(EOFError):
             ours.receive_into([memoryview(bytearray(1))], [])
@@ -188,18 +199,11 @@ def test_waiting_ends_with_bytes_or_with_the_time(
     assert ours.wait_readable(5)
 
 
-def test_the_end_is_readable(pair: tuple[BulkStream, BulkStream]) -> None:
-    """Whoever waits is told of it."""
-    ours, theirs = pair
-    theirs.close()
-    assert ours.wait_readable(None)
-
-
 def test_a_forked_child_leaves_without_a_word_to_the_peer(
-    pair: tuple[BulkStream, BulkStream],
+    any_pair: tuple[BulkStream, BulkStream],
 ) -> None:
     """The parent's connection stays whole."""
-    ours, theirs = pair
+    ours, theirs = any_pair
     descriptor = os.dup(ours.sock.fileno())
     ours.abandon()  # what a child does with its copy of the descriptor
     ours.abandon()
@@ -247,3 +251,103 @@ def test_an_interrupt_that_no_system_call_hears_of_ends_a_wait_for_room(
     while some := len(theirs.sock.recv(1 << 20)):
         received += some
     assert received == sum(sent)
+
+
+def never() -> bool:
+    return False
+
+
+class Counting:
+    """Says yes or no, and counts how often it was asked."""
+
+    def __init__(self, answer: bool) -> None:
+        self.answer = answer
+        self.asked = 0
+
+    def __call__(self) -> bool:
+        self.asked += 1
+        return self.answer
+
+
+def test_it_returns_as_soon_as_a_message_is_there() -> None:
+    """One question is enough."""
+    ready = Counting(True)
+    AdaptiveWait(ready).wait()
+    assert ready.asked == 1
+
+
+def test_it_gives_up_when_nothing_comes() -> None:
+    """The caller then sleeps, as it would have done at once."""
+    AdaptiveWait(never).wait()
+
+
+def awake(adaptive_wait: AdaptiveWait, ready: Counting, messages: int) -> list[int]:
+    """For which of so many messages it stays awake."""
+    found = []
+    for number in range(messages):
+        before = ready.asked
+        adaptive_wait.wait()
+        if ready.asked > before:
+            found.append(number)
+    return found
+
+
+def test_it_rests_after_vain_attempts_for_longer_and_longer() -> None:
+    """A peer that takes its time costs little."""
+    ready = Counting(False)
+    found = awake(AdaptiveWait(ready), ready, 400)
+    rests = [b - a - 1 for a, b in pairwise(found) if b - a > 1]
+    assert found[:4] == [0, 1, 2, 11]
+    assert rests == sorted(rests)
+    assert (rests[0], rests[-1]) == (8, 32)
+    assert len(found) < 60
+
+
+def test_two_ends_that_rest_find_each_other_again() -> None:
+    """An attempt only pays when the other end is awake as well, and their rests differ."""
+    one, other = Counting(False), Counting(False)
+    ends = AdaptiveWait(one), AdaptiveWait(other)
+    awake(ends[0], one, 37)  # it has rested before the other has
+    messages = 0
+    while messages < 1000:
+        messages += 1
+        asked = one.asked, other.asked
+        both = ends[0]._rest == ends[1]._rest == 0
+        one.answer = other.answer = both
+        for end in ends:
+            end.wait()
+        if both and one.asked > asked[0] and other.asked > asked[1]:
+            break
+    assert messages < 200
+
+
+def test_one_success_makes_it_try_again_each_time() -> None:
+    """The peer is quick again."""
+    ready = Counting(False)
+    adaptive_wait = AdaptiveWait(ready)
+    awake(adaptive_wait, ready, 60)
+    ready.answer = True
+    while not awake(adaptive_wait, ready, 1):
+        pass
+    assert awake(adaptive_wait, ready, 50) == list(range(50))
+    ready.answer = False
+    assert len(awake(adaptive_wait, ready, 3)) == 3
+    assert adaptive_wait._rest == 8
+
+
+def test_only_one_thread_of_a_process_stays_awake() -> None:
+    """A second one does not even ask: the two would only take turns."""
+    entered, leave = threading.Event(), threading.Event()
+
+    def hold() -> bool:
+        entered.set()
+        return leave.wait(10)
+
+    first = threading.Thread(target=AdaptiveWait(hold).wait)
+    first.start()
+    assert entered.wait(10)
+    ready = Counting(True)
+    AdaptiveWait(ready).wait()
+    leave.set()
+    first.join()
+    assert ready.asked == 0

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import select
 import socket
 import ssl
 import threading
@@ -108,29 +107,6 @@ def test_somebody_who_does_not_speak_tls() -> None:
         line.do_handshake()
     ours.close()
     theirs.close()
-
-
-def test_bytes_that_have_left_the_socket_are_input(pair: Pair) -> None:
-    """What was received and not taken cannot be seen on the socket any more."""
-    one, other = pair
-    one.sendall(b"abc")
-    assert not other.has_input()
-    assert other.recv(1) == b"a"
-    assert other.has_input()
-    assert not select.select([other.raw], [], [], 0)[0]
-    assert other.recv(2) == b"bc"
-    assert not other.has_input()
-
-
-def test_one_receive_fills_several_views(pair: Pair) -> None:
-    """And says how many bytes it were in all."""
-    one, other = pair
-    one.sendall(b"abcde")
-    views = [memoryview(bytearray(2)), memoryview(bytearray(9))]
-    counts: list[int] = []
-    other.receive_into(views, counts)
-    assert counts == [5]
-    assert b"".join(views) == b"abcde" + bytes(6)
 
 
 def test_small_pieces_share_a_record(pair: Pair) -> None:

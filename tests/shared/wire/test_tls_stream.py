@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -9,22 +8,21 @@ from itertools import count
 import pytest
 
 from jaxd_protocol.errors import InternalError
-from jaxd_protocol.wire import BulkChannel, BulkStream, frames, tls_socket, tls_stream
+from jaxd_protocol.wire import BulkChannel, BulkStream, stream_over
 from jaxd_protocol.wire.frames import FrameReader, FrameWriter
 from jaxd_protocol.wire.tls_socket import TlsSocket
 from jaxd_protocol.wire.tls_stream import TlsStream
-from tests.certificates import tls_streams
+from tests.certificates import tls_pair, tls_streams
 from tests.shared.wire.by_hand import Sent
-from tests.shared.wire.interrupt import HANDLES_SIGNALS, Interrupt, endlessly, swallowed_interrupt
-from tests.shared.wire.test_frame_reader import MIXED, read_all, received
-from tests.shared.wire.test_frame_writer import BEFORE, BEHIND, INTERRUPTED, LIMIT, write
+from tests.shared.wire.interrupt import endlessly, swallowed_interrupt
+from tests.shared.wire.test_frame_reader import MIXED, received
+from tests.shared.wire.test_frame_writer import INTERRUPTED, LIMIT, write
 
 Pair = tuple[BulkStream, BulkStream]
 
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
-    """Two connected streams."""
     ends = tls_streams(socket.socketpair())
     yield ends
     for end in ends:
@@ -32,7 +30,6 @@ def pair() -> Iterator[Pair]:
 
 
 def send_all(channel: BulkChannel, frames: list[Sent]) -> None:
-    """One after the other."""
     for body, buffers in frames:
         channel.send(body, [memoryview(buffer) for buffer in buffers])
 
@@ -60,31 +57,6 @@ def test_open_files_do_not_travel(pair: Pair) -> None:
         one.send(b"with a file", (), (0,))
     one.send(b"without")
     assert received(other.recv()) == (b"without", ())
-
-
-def test_an_interrupted_message_goes_out_whole_or_not_at_all() -> None:
-    """At every place where a signal may be handled; what others send stays whole and in order."""
-    outcomes = set()
-    modules = (frames, tls_stream, tls_socket)
-    for n in count(1):
-        outgoing, incoming = tls_streams(socket.socketpair())
-        writer = FrameWriter(outgoing.send_some, LIMIT, outgoing.flush)
-        write(writer, BEFORE)
-        with Interrupt(n, *modules, after=HANDLES_SIGNALS) as interrupt:
-            try:
-                write(writer, INTERRUPTED)
-            except KeyboardInterrupt:
-                assert interrupt.fired
-        other = threading.Thread(target=write, args=(writer, BEHIND))
-        other.start()
-        other.join()
-        outgoing.close()
-        found = list(read_all(FrameReader(incoming.receive_into, LIMIT)))
-        outcomes.add(len(found))
-        assert found in ([BEFORE, BEHIND], [BEFORE, INTERRUPTED, BEHIND]), n
-        if not interrupt.fired:
-            assert outcomes == {2, 3}
-            return
 
 
 def test_an_interrupted_message_goes_out_although_nobody_writes_again(pair: Pair) -> None:
@@ -151,18 +123,6 @@ def test_only_a_peer_that_has_sent_nothing_is_silent(pair: Pair) -> None:
     assert (received, bytes(data)) == ([3, 3, 3], b"ghi")
 
 
-def test_the_end_of_the_peer_is_the_end(pair: Pair) -> None:
-    """For reading and writing, now and ever after."""
-    one, other = pair
-    other.close()
-    for _ in range(2):
-        with pytest.raises(EOFError):
-            one.receive_into([memoryview(bytearray(1))], [])
-        with pytest.raises(EOFError):
-            one.send_some([memoryview(b"x")], [])
-    assert one.closed
-
-
 def test_nonsense_ends_the_connection(pair: Pair) -> None:
     """As a broken one; no error of OpenSSL comes out."""
     one, other = pair
@@ -170,15 +130,6 @@ def test_nonsense_ends_the_connection(pair: Pair) -> None:
     with pytest.raises(EOFError, match="connection lost"):
         other.receive_into([memoryview(bytearray(9))], [])
     assert other.closed
-
-
-def test_a_forked_child_leaves_without_a_word_to_the_peer(pair: Pair) -> None:
-    """The parent's connection stays whole."""
-    one, other = pair
-    kept = os.dup(one.sock.fileno())
-    one.abandon()
-    assert not other.wait_readable(0)
-    os.close(kept)
 
 
 @pytest.mark.slow
@@ -204,3 +155,15 @@ def test_an_interrupt_that_no_system_call_hears_of_ends_a_wait(pair: Pair) -> No
         theirs.receive_into([room], come)
     rest.join()
     assert sum(come) == sum(sent)
+
+
+def test_the_kind_of_a_stream_follows_from_the_connection() -> None:
+    """Both wait for ever."""
+    plain, peer = socket.socketpair()
+    tls, tls_peer = tls_pair(*socket.socketpair())
+    with peer, tls_peer.raw:
+        streams = [stream_over(plain), stream_over(tls)]
+        assert [type(stream) for stream in streams] == [BulkStream, TlsStream]
+        assert [stream.sock.gettimeout() for stream in streams] == [None, None]
+        for stream in streams:
+            stream.close()
