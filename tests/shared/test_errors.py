@@ -27,24 +27,15 @@ def test_every_error_of_the_module_is_public() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_error_says_whose_fault_it_is(kind: type[JaxdError]) -> None:
-    """And whether the same call may succeed later."""
+def test_an_error_says_whose_fault_it_is_and_crosses_to_another_process(
+    kind: type[JaxdError],
+) -> None:
+    """And can be caught as one of Python's own by code that does not know us."""
     assert kind.blame in ("caller", "function", "server", "network")
     assert isinstance(kind.may_repeat, bool)
     assert kind.__doc__
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_error_can_be_caught_as_one_of_pythons_own(kind: type[JaxdError]) -> None:
-    """By code that does not know us."""
-    if kind is not JaxdError:
-        own = [base for base in kind.__mro__ if hasattr(builtins, base.__name__)]
-        assert own[0] is not Exception
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_error_is_made_of_its_message(kind: type[JaxdError]) -> None:
-    """And crosses to another process as it is, as in a pool of workers."""
+    own = [base for base in kind.__mro__ if hasattr(builtins, base.__name__)]
+    assert kind is JaxdError or own[0] is not Exception
     error = pickle.loads(pickle.dumps(kind("what to do next")))
     assert type(error) is kind
     assert str(error) == "what to do next"

@@ -1,23 +1,28 @@
-"""The child of a fork begins anew; what is made when it is first needed is made once."""
+"""Forks and threads of a process, and whether two processes run on one machine."""
 
 from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
+from jaxd_protocol.base import process
 from jaxd_protocol.base.process import (
     IdentityMemo,
     Lazy,
     _group_threads,
+    machine_id,
     notify_before_forks,
     reset_after_fork,
     start_thread,
 )
 from jaxd_protocol.errors import Busy
+from tests.live_server import source_environment
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork"),
@@ -153,3 +158,27 @@ def test_an_old_object_that_goes_keeps_the_fact_of_a_new_one_with_its_id() -> No
     memo.put(thing, "new")
     memo._forget(id(thing), gone)
     assert memo.get(thing) == "new"
+
+
+def test_two_processes_of_one_machine_agree(tmp_path: Path) -> None:
+    """Sixteen hex digits that are not the kernel's own name for this boot."""
+    program = "from jaxd_protocol.base.process import machine_id; print(machine_id())"
+    other = subprocess.run(
+        [sys.executable, "-c", program],
+        env=source_environment(tmp_path),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert other.stdout.strip() == machine_id()
+    assert int(str(machine_id()), 16) >= 0
+    assert str(machine_id()) not in Path(process._BOOT).read_text().replace("-", "")
+
+
+@pytest.mark.parametrize("path", ["/nowhere/boot_id", "/proc"])
+def test_a_system_without_that_name_is_like_no_other(
+    monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """Nothing is guessed."""
+    monkeypatch.setattr(process, "_BOOT", path)
+    assert machine_id() is None

@@ -10,7 +10,6 @@ from tests.server.staging import PATIENCE_S, until
 
 
 def unexpected() -> None:
-    """Nothing fails here."""
     raise AssertionError("a timer has failed")
 
 

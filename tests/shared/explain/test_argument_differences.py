@@ -27,12 +27,10 @@ def forms(*args: Any, statics: StaticArgs = STEPS_STATIC, **kwargs: Any) -> dict
 
 
 def texts(before: dict[str, Argument], after: dict[str, Argument]) -> list[str]:
-    """The sentences."""
     return [difference.text for difference in argument_differences(before, after)]
 
 
 def array(*shape: int, dtype: Any = np.float32) -> Any:
-    """Zeros."""
     return np.zeros(shape, dtype)
 
 

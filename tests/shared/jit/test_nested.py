@@ -20,7 +20,6 @@ class Mode(Enum):
 
 
 def double(x: Any, n: int = 2) -> Any:
-    """Twice as much."""
     return x * n
 
 

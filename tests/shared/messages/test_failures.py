@@ -14,7 +14,7 @@ from jaxd.results.reader import ResultReader
 from jaxd_protocol import errors
 from jaxd_protocol.errors import ArgumentError, Busy, JaxdError, RemoteError
 from jaxd_protocol.fingerprint import content_id
-from jaxd_protocol.messages.calls import origin_of
+from jaxd_protocol.messages.calls import is_failure, origin_of
 from jaxd_protocol.messages.failures import ForwardedFailure, decode_failure, encode_failure
 from jaxd_protocol.pytree import dump_literal
 from jaxd_protocol.wire import Frame
@@ -66,8 +66,6 @@ class Several(ExceptionGroup[Exception]):
 
 
 class Outer:
-    """Holds another."""
-
     class Inner(Exception):
         """A nested one."""
 
@@ -372,3 +370,11 @@ def test_an_error_has_the_id_of_its_call(kind: type[Exception]) -> None:
     assert len(found.call_id) == len(origin_of(found).call) == 32  # type: ignore[attr-defined]
     without = decode_failure(encode_failure(kind("a")))
     assert getattr(without, "call_id", "") == ""
+
+
+def test_a_failure_is_told_by_its_exact_type() -> None:
+    """Without rebuilding it; a type of that name from elsewhere is another."""
+    failure = encode_failure(errors.WorkerReplaced("again"))
+    assert is_failure(failure, errors.WorkerReplaced)
+    assert not is_failure(failure, errors.ServerDraining)
+    assert not is_failure(("elsewhere", *failure[1:]), errors.WorkerReplaced)

@@ -9,10 +9,15 @@ from typing import Any
 import pytest
 
 from jaxd_protocol.errors import ProtocolError
-from jaxd_protocol.fingerprint import Part, walk
-from jaxd_protocol.fingerprint.data_model import ListedCallback, Source
+from jaxd_protocol.fingerprint import walk
+from jaxd_protocol.fingerprint.data_model import ListedCallback, Part, Source
 from jaxd_protocol.fingerprint.process_view import SALT
-from jaxd_protocol.messages.function_manifest import FunctionManifest
+from jaxd_protocol.jit.options import Options
+from jaxd_protocol.messages.function_manifest import (
+    FunctionDescriptor,
+    FunctionManifest,
+    parameter_names,
+)
 from jaxd_protocol.packages.distributions import Package
 
 PART = Part("value", "global LR", b"d" * 8, "0.1", "train.py:7")
@@ -31,7 +36,6 @@ FIELDS = list(FunctionManifest._fields)
 
 
 def function(x: Any) -> Any:
-    """Something to look at."""
     return sys.maxsize, x
 
 
@@ -86,51 +90,33 @@ def with_field(name: str, value: Any) -> tuple[Any, ...]:
     return tuple(message)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("fingerprint", "f" * 16),
-        ("fingerprint", None),
-        ("fingerprint", bytearray(16)),
-        ("salt", 1),
-        ("parts", None),
-        ("parts", 5),
-        ("parts", (1,)),
-        ("parts", (("value",),)),
-        ("parts", (("value", "a", b"d", "", "", "more"),)),
-        ("parts", (("value", "a", "digest"),)),
-        ("parts", (("value", 1, b"d"),)),
-        ("parts", ((b"value", "a", b"d"),)),
-        ("parts", (("value", "a", b"d", 1),)),
-        ("parts", (("value", "a", b"d", "", None),)),
-        ("packages", None),
-        ("packages", ("optax",)),
-        ("packages", ((),)),
-        ("packages", (("optax", "optax", "1.0"),)),
-        ("packages", (("optax", "optax", "1.0", "digest"),)),
-        ("packages", (("optax", "optax", 1, b"d"),)),
-        ("packages", ((1, "optax", "1.0", b"d"),)),
-        ("packages", ((["optax"], "optax", "1.0", b"d"),)),
-        ("local", None),
-        ("local", (("mine",),)),
-        ("local", (("mine", 1),)),
-        ("local", ((1, True),)),
-        ("local", (([], True),)),
-        ("carried", None),
-        ("carried", (1,)),
-        ("carried", ([],)),
-        ("ignored", None),
-        ("ignored", (1,)),
-        ("shared", 1),
-        ("shared", None),
-        ("callbacks", None),
-        ("callbacks", (1,)),
-        ("callbacks", ((0, "add"),)),
-        ("callbacks", (("0", "add", "mine:History.add"),)),
-        ("callbacks", ((True, "add", "mine:History.add"),)),
-        ("callbacks", ((0, None, "mine:History.add"),)),
-        ("callbacks", ((0, "add", b"mine:History.add"),)),
+OTHER_FORMS: dict[str, list[Any]] = {
+    "fingerprint": ["f" * 16, None, bytearray(16)],
+    "salt": [1],
+    "parts": [
+        *(None, 5, (1,), (("value",),), (("value", "a", b"d", "", "", "more"),)),
+        *((("value", "a", "digest"),), (("value", 1, b"d"),), ((b"value", "a", b"d"),)),
+        *((("value", "a", b"d", 1),), (("value", "a", b"d", "", None),)),
     ],
+    "packages": [
+        *(None, ("optax",), ((),), (("optax", "optax", "1.0"),)),
+        *((("optax", "optax", "1.0", "digest"),), (("optax", "optax", 1, b"d"),)),
+        *(((1, "optax", "1.0", b"d"),), ((["optax"], "optax", "1.0", b"d"),)),
+    ],
+    "local": [None, (("mine",),), (("mine", 1),), ((1, True),), (([], True),)],
+    "carried": [None, (1,), ([],)],
+    "ignored": [None, (1,)],
+    "shared": [1, None],
+    "callbacks": [
+        *(None, (1,), ((0, "add"),), (("0", "add", "mine:History.add"),)),
+        *(((True, "add", "mine:History.add"),), ((0, None, "mine:History.add"),)),
+        ((0, "add", b"mine:History.add"),),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, each in OTHER_FORMS.items() for value in each]
 )
 def test_what_has_another_form_is_refused(name: str, value: Any) -> None:
     """Before anything is done with it."""
@@ -147,3 +133,49 @@ def test_what_is_no_such_message_is_refused(message: Any) -> None:
     """Of any type and length."""
     with pytest.raises(ProtocolError, match="the manifest of a function"):
         FunctionManifest.from_message(message)
+
+
+WHOLE = FunctionDescriptor(
+    "make.<locals>.step",
+    b"f" * 16,
+    Options(static_argnums=(1,)),
+    (Part("value", "global LR", b"12345678", "0.1", "train.py:3"),),
+    ("x", "steps"),
+)
+
+
+def test_a_description_arrives_as_it_was_sent() -> None:
+    """As plain values in between."""
+    assert FunctionDescriptor.from_message(WHOLE.to_message()) == WHOLE
+
+
+def test_its_short_name_leaves_out_where_it_is_nested() -> None:
+    """Which is not how people call it."""
+    assert WHOLE.short_name == "step"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        (),
+        None,
+        ("f", b"", Options().to_bytes(), ((),), ()),
+        ("f", b"", Options().to_bytes(), (("value", 3, b"", "", ""),), ()),
+        (3, b"", Options().to_bytes(), (), ()),
+        ("f", b"", Options().to_bytes(), (), (3,)),
+        ("f", b"", b"?", (), ()),
+    ],
+)
+def test_what_is_no_description_is_refused(message: Any) -> None:
+    """With the error that the peer's mistakes have."""
+    with pytest.raises(ProtocolError):
+        FunctionDescriptor.from_message(message)
+
+
+def test_parameters_are_those_that_can_be_given_by_position() -> None:
+    """A star before the name of any number of them; nothing of what does not say."""
+
+    def function(x: Any, y: Any = 1, *rest: Any, z: Any = 2, **more: Any) -> None: ...
+
+    assert parameter_names(function) == ("x", "y", "*rest")
+    assert parameter_names(dict) == ()

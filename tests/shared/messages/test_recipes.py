@@ -86,8 +86,6 @@ def test_static_objects_stay_closed() -> None:
 
 
 class Bomb:
-    """Must not be unpickled."""
-
     def __reduce__(self) -> Any:
         return pytest.fail, ("unpickled",)
 

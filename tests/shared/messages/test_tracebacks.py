@@ -26,7 +26,6 @@ from tests.live_server import source_environment
 
 
 def caught(function: Callable[[], Any]) -> BaseException:
-    """What it raises."""
     with pytest.raises(BaseException) as found:  # noqa: PT011  whatever it is
         function()
     return found.value

@@ -24,8 +24,7 @@ def folder(tmp_path: Path) -> str:
     return str(tmp_path / "jaxd" / "tokens")
 
 
-def names(folder: str) -> list[str]:
-    """Of the accounts there."""
+def names_in(folder: str) -> list[str]:
     return [file.name for file in token_files(folder)]
 
 
@@ -43,7 +42,7 @@ def test_an_account_is_a_file(folder: str) -> None:
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
     assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
     assert add_account("bob", folder)[1] != token
-    assert names(folder) == ["alice", "bob"]
+    assert names_in(folder) == ["alice", "bob"]
 
 
 def test_a_token_is_not_lost_by_accident(folder: str) -> None:
@@ -61,7 +60,7 @@ def test_an_account_is_taken_away(folder: str) -> None:
     add_account("alice", folder)
     add_account("bob", folder)
     remove_account("alice", folder)
-    assert names(folder) == ["bob"]
+    assert names_in(folder) == ["bob"]
     with pytest.raises(ConfigurationError, match=r"no account 'alice'.*bob.*--list"):
         remove_account("alice", folder)
 
@@ -83,7 +82,7 @@ def test_what_else_lies_there_is_passed_over(folder: str) -> None:
         Path(folder, name).touch()
     Path(folder, "folder").mkdir()
     Path(folder, "nothing").symlink_to("/nowhere")
-    assert names(folder) == ["alice"]
+    assert names_in(folder) == ["alice"]
 
 
 def test_no_folder_is_no_account(folder: str) -> None:
@@ -108,7 +107,7 @@ def test_a_folder_of_somebody_else(folder: str, monkeypatch: pytest.MonkeyPatch)
         with pytest.raises(ConfigurationError, match="others can put tokens"):
             token_files(folder)
     else:
-        assert names(folder) == ["alice"]
+        assert names_in(folder) == ["alice"]
 
 
 def test_something_that_is_no_folder(tmp_path: Path) -> None:

@@ -1,3 +1,5 @@
+"""Whom a warning points to."""
+
 from __future__ import annotations
 
 import importlib
@@ -5,6 +7,8 @@ import json
 import os
 import sys
 import types
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +21,7 @@ from jaxd_protocol.packages.installed import (
     is_local_file,
     is_local_module,
     site_folder,
+    user_stacklevel,
 )
 
 
@@ -104,15 +109,6 @@ def test_a_module_without_file_is_what_its_parent_is(monkeypatch: pytest.MonkeyP
     assert is_local_module(f"{__name__}.by_hand")
 
 
-def test_an_environment_in_a_project_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nor does a project in an environment."""
-    monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    assert is_local_file(str(tmp_path / "work" / "mine.py"))
-    assert not is_local_file(str(tmp_path / "lib" / "python3" / "site-packages" / "theirs.py"))
-
-
 def test_an_editable_installation_is_local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However it is done: here by a link in `site-packages`."""
     (tmp_path / "work" / "linked_package").mkdir(parents=True)
@@ -123,14 +119,6 @@ def test_an_editable_installation_is_local(tmp_path: Path, monkeypatch: pytest.M
     module = importlib.import_module("linked_package")
     monkeypatch.setitem(sys.modules, "linked_package", module)
     assert is_local_module("linked_package")
-
-
-def test_what_code_made_in_a_notebook_says_is_local(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module filled by `exec` has a name and nothing else."""
-    module = types.ModuleType("cell_1")
-    exec("def f(x): return x", module.__dict__)
-    monkeypatch.setitem(sys.modules, "cell_1", module)
-    assert is_local_module(module.f.__module__)
 
 
 @pytest.mark.parametrize(
@@ -146,3 +134,24 @@ def test_what_code_made_in_a_notebook_says_is_local(monkeypatch: pytest.MonkeyPa
 def test_the_folder_of_an_installed_file(path: str, folder: str | None) -> None:
     """The innermost: an environment may lie in another."""
     assert site_folder(path) == folder
+
+
+def of_ours(depth: int) -> Callable[[], None]:
+    """A function of our own package, so many calls deep, that warns."""
+    names = {"__name__": "jaxd.somewhere", "warnings": warnings, "users_level": user_stacklevel}
+    exec(
+        "def warn(depth):\n"
+        "    if depth:\n"
+        "        return warn(depth - 1)\n"
+        "    warnings.warn('look here', UserWarning, users_level())\n",
+        names,
+    )
+    return lambda: names["warn"](depth)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("depth", [0, 1, 7])
+def test_the_first_frame_that_is_not_ours(depth: int) -> None:
+    """However deep in our own code the warning is made."""
+    with pytest.warns(UserWarning, match="look here") as caught:
+        of_ours(depth)()
+    assert caught[0].filename == __file__

@@ -1,18 +1,17 @@
 from __future__ import annotations
 
 import pickle
-import random
 import struct
 from collections import OrderedDict
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import given
 
-from jaxd_protocol.errors import ProtocolError
+from jaxd_protocol.errors import ProtocolError, ResultError
 from jaxd_protocol.pytree import INLINE_BYTES, Layout, dump_literal, parse_leaves, parse_skeleton
 from jaxd_protocol.pytree.decoder import restore_instance
 from tests.shared.pytree.samples import Point, encode, find_class, parse, trees
@@ -198,33 +197,6 @@ def test_a_broken_skeleton_is_refused(case: str) -> None:
             parse_skeleton(BROKEN[case], any_class, unpickle)
 
 
-def mutated(skeleton: bytes, seed: int) -> bytes:
-    """With some bytes changed, left out or added."""
-    rng, data = random.Random(seed), bytearray(skeleton)
-    for _ in range(rng.randrange(1, 4)):
-        at = rng.randrange(len(data) + 1)
-        data[at : at + rng.randrange(3)] = rng.randbytes(rng.randrange(3))
-    return bytes(data)
-
-
-tags = st.lists(st.sampled_from(b"NTLDMUOSQAKFIBCPts\0\1\2"), max_size=40).map(bytes)
-changed = st.builds(mutated, trees.map(lambda tree: encode(tree).skeleton), st.integers(0, 9999))
-
-
-@pytest.mark.slow
-@settings(max_examples=400)
-@given(st.binary(max_size=40) | tags | changed)
-@example(b"D" + count(1) + b"f" + b"\x7f\xf8" + bytes(6) + b"N")
-def test_garbage_is_refused_in_our_own_words(skeleton: bytes) -> None:
-    """What passes can be checked against data."""
-    try:
-        layout = parse_skeleton(skeleton, any_class, bytes)
-    except ProtocolError:
-        return
-    with pytest.raises(ProtocolError):
-        layout.whole.check(bytes(layout.whole.blob_bytes + 1), [])
-
-
 def test_a_list_of_leaves_is_read_as_such() -> None:
     """Arrays and numbers, as many as are expected."""
     layout = parse_leaves(encode([X, 1.0, 2, True, 1j]).skeleton, 5)
@@ -257,3 +229,54 @@ def test_a_broken_list_of_leaves_is_refused(skeleton: Any) -> None:
     """Cut off, too long, or no bytes."""
     with pytest.raises(ProtocolError):
         parse_leaves(skeleton, 1)
+
+
+class Plain:
+    def __init__(self) -> None:
+        raise AssertionError("made by calling it")
+
+    @property
+    def guarded(self) -> int:
+        return 1
+
+    @guarded.setter
+    def guarded(self, value: int) -> None:
+        raise AssertionError("a property was set")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AssertionError("an attribute was set")
+
+
+@dataclass(frozen=True, slots=True)
+class Slotted:
+    x: Any
+
+
+class Needy:
+    def __new__(cls, x: Any) -> Any:
+        return super().__new__(cls)
+
+
+def test_attributes_are_put_in_place_without_running_anything() -> None:
+    """No `__init__`, no property, no `__setattr__`; and the class stays what it is."""
+    made = restore_instance(Plain, {"a": 1, "guarded": 2, "__class__": Slotted, "__dict__": {}})
+    assert type(made) is Plain
+    assert vars(made) == {"a": 1, "guarded": 2, "__class__": Slotted, "__dict__": {}}
+
+
+def test_attributes_in_slots() -> None:
+    """Of frozen classes too."""
+    assert restore_instance(Slotted, {"x": 3}) == Slotted(3)
+
+
+@pytest.mark.parametrize("name", ["y", "__class__", 1])
+def test_an_attribute_that_the_class_has_no_place_for(name: Any) -> None:
+    """Is refused."""
+    with pytest.raises(ProtocolError):
+        restore_instance(Slotted, {name: 3})
+
+
+def test_a_class_that_cannot_be_made() -> None:
+    """Is named, with what to do."""
+    with pytest.raises(ResultError, match=r"Needy.*Return dicts"):
+        restore_instance(Needy, {})

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import struct
 import sys
+from itertools import product
 
-import ml_dtypes
 import numpy as np
 import pytest
 
 from jaxd_protocol.errors import ArgumentError, ProtocolError
-from jaxd_protocol.pytree import INLINE_BYTES, Leaf, LeafOffset, read_scalar
+from jaxd_protocol.pytree import INLINE_BYTES, Leaf, LeafOffset, parse_skeleton, read_scalar
 from jaxd_protocol.pytree.leaves import (
     NO_OFFSET,
     SCALAR_FORMATS,
@@ -17,6 +17,8 @@ from jaxd_protocol.pytree.leaves import (
     itemsize_of,
     lay_out_leaves,
     load_spec,
+    no_derivative,
+    numpy_leaf,
     spec_bytes,
 )
 from tests.shared.pytree.samples import DTYPES
@@ -92,17 +94,13 @@ def test_an_array_that_is_not_numbers_does_not_go_to_jax(dtype: str) -> None:
         array_spec(np.dtype(dtype), (2,))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(), (0,), (3, 4), (1,) * 64])
-@pytest.mark.parametrize("weak", [True, False])
-def test_an_array_is_described_and_read(
-    dtype: np.dtype[np.generic], shape: tuple[int, ...], weak: bool
-) -> None:
+def test_an_array_is_described_and_read() -> None:
     """Name, shape and weak bit, and how many bytes it has."""
-    spec, size = array_spec(dtype, shape, weak)
-    assert load_spec(spec, 1) == (dtype.name, shape, weak, len(spec))
-    assert size == np.empty(shape, dtype).nbytes
-    assert Leaf("A", dtype.name, shape).nbytes == size
+    for dtype, shape, weak in product(DTYPES, [(), (0,), (3, 4), (1,) * 64], [True, False]):
+        spec, size = array_spec(dtype, shape, weak)
+        assert load_spec(spec, 1) == (dtype.name, shape, weak, len(spec))
+        assert size == np.empty(shape, dtype).nbytes
+        assert Leaf("A", dtype.name, shape).nbytes == size
 
 
 @pytest.mark.parametrize("shape", [(1 << 63, 2), (0, 1 << 63), (1 << 20,) * 10, (1,) * 65])
@@ -120,7 +118,46 @@ def test_a_description_that_is_cut_short_is_noticed() -> None:
             load_spec(spec[:end], 1)
 
 
-def test_the_extended_dtypes_are_known_while_their_package_is_loaded() -> None:
-    """It is whenever there is an array of them."""
-    spec, size = array_spec(np.dtype(ml_dtypes.bfloat16), (2,))
-    assert (b"bfloat16" in spec, size) == (True, 4)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("tag", ["A", "K"])
+def test_an_array_is_a_view_of_what_arrived(dtype: np.dtype[np.generic], tag: str) -> None:
+    """In the blob or in a buffer, nothing is copied."""
+    expected = np.arange(6).astype(dtype).reshape(2, 3)
+    leaf, data = Leaf(tag, dtype.name, (2, 3)), expected.tobytes()
+    blob, buffer = bytes(16) + data, memoryview(bytearray(data))
+    for array in (
+        numpy_leaf(leaf, LeafOffset(offset=16), blob, []),
+        numpy_leaf(leaf, LeafOffset(buffer=1), b"", [memoryview(b""), buffer]),
+    ):
+        assert (array.dtype, array.shape) == (dtype, (2, 3))
+        assert array.tobytes() == data
+        assert array.base is not None
+
+
+def test_only_a_buffer_of_its_own_is_writable() -> None:
+    """The blob belongs to all that lies in it."""
+    leaf, buffer = Leaf("A", "uint8", (3,)), memoryview(bytearray(3))
+    assert not numpy_leaf(leaf, LeafOffset(offset=0), b"abc", []).flags.writeable
+    numpy_leaf(leaf, LeafOffset(buffer=0), b"", [buffer])[:] = 7
+    assert bytes(buffer) == b"\7\7\7"
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 5), ()])
+def test_an_array_may_be_empty_or_have_no_dimensions(shape: tuple[int, ...]) -> None:
+    """Also at the very end of the blob."""
+    data = bytes(8) if shape == () else b""
+    array = numpy_leaf(Leaf("A", "float64", shape), LeafOffset(offset=0), data, [])
+    assert array.shape == shape
+
+
+def test_what_has_no_derivative_has_no_data() -> None:
+    """As jax has it, of any shape; it is no leaf."""
+    import jax
+    import numpy as np
+
+    array = no_derivative((2, 3))
+    assert (array.dtype, array.shape, array.nbytes) == (jax.dtypes.float0, (2, 3), 0)
+    layout = parse_skeleton(b"T\0\0\0\2F" + spec_bytes("Z", "float0", (2,)), lambda *_: tuple)
+    value, nothing = layout.build([1.5])
+    assert (value, nothing.dtype, nothing.shape) == (1.5, np.dtype([("float0", "V")]), (2,))
+    assert [leaf.tag for leaf in layout.leaves] == ["F"]

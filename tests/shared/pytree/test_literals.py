@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import struct
+from enum import IntEnum
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.pytree import dump_literal, is_literal, load_literal
+from jaxd_protocol.pytree.literals import plain_number
 from tests.shared.pytree.samples import exact, floats
 
 literals: st.SearchStrategy[Any] = st.recursive(
@@ -96,3 +98,28 @@ def test_garbage_is_refused_in_our_own_words(data: bytes) -> None:
         return
     assert end <= len(data)
     assert is_literal(value)
+
+
+class Size(IntEnum):
+    TWO = 2
+
+
+class Metres(float):
+    """A number with a way of its own to say what it is."""
+
+    def __float__(self) -> float:
+        return 0.0
+
+
+class Phase(complex):
+    """A complex one."""
+
+
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [(Size.TWO, 2), (Metres(2.5), 2.5), (Phase(1j), 1j), (3, 3), ("2", None), (None, None)],
+)
+def test_a_number_is_the_number_that_it_is(value: Any, plain: Any) -> None:
+    """Of exactly its own plain type; what is none is None."""
+    found = plain_number(value)
+    assert (type(found), found) == (type(plain), plain)

@@ -18,7 +18,6 @@ NUMBER = ((), "float32", False)
 
 
 def loss(x: Any, y: Any) -> Any:
-    """A number."""
     return (jnp.sin(x) * y**2).sum()
 
 

@@ -17,12 +17,12 @@ from jaxd_protocol.jit.transforms import (
     encode_transformation,
     untransformed,
 )
+from jaxd_protocol.jit.transforms.transformed_function import Batched
 
 X, Y = np.arange(1.0, 4.0, dtype="f4"), np.full(3, 2, "f4")
 
 
 def product(x: Any, y: Any) -> Any:
-    """A number."""
     return jnp.sum(jnp.sin(x) * y**2)
 
 
@@ -138,7 +138,6 @@ class Held:
         self.factor = factor
 
     def slope(self, x: Any, y: Any = 2.0) -> Any:
-        """A number."""
         return jnp.sum(self.factor * x**2 * y)
 
 
@@ -164,3 +163,41 @@ def test_of_a_method_the_signature_begins_with_the_instance() -> None:
 
 _EACH = {"in_axes": 0, "out_axes": 0, "static_argnums": (), "static_argnames": ()}
 _PLAIN = {"has_aux": False, "static": ()}
+
+
+ROWS = np.arange(12.0, dtype=np.float32).reshape(6, 2)
+WEIGHTS = np.array([1.0, 2.0], np.float32)
+
+
+def dot(x: Any, w: Any, *, b: Any = 0.0) -> Any:
+    return jnp.dot(x, w) + b
+
+
+def test_each_example_has_its_result() -> None:
+    """As by `jax.vmap`, also when there are more than fit in a batch."""
+    theirs = jax.vmap(dot, (0, None))(ROWS, WEIGHTS)
+    for size in (8, 6, 4, 1):
+        found = Batched(dot, size)((True, False), (ROWS, WEIGHTS), {})
+        np.testing.assert_array_equal(found, theirs)
+
+
+def test_no_more_than_a_batch_is_worked_on_at_once() -> None:
+    """The program has arrays of that size, and a loop."""
+    batched = Batched(lambda x: jnp.outer(x, x), 2)
+    text = str(jax.make_jaxpr(lambda x: batched((True,), (x,), {}))(ROWS))
+    assert "scan" in text
+    assert "f32[2,2,2]" in text
+    assert "f32[6,2]" in text
+
+
+def test_axes_as_for_vmap() -> None:
+    """Arguments by name along the first axis."""
+    found = Batched(dot, 6, [1, None])(None, (ROWS.T, WEIGHTS), {"b": np.arange(6.0)})
+    np.testing.assert_array_equal(found, jax.vmap(dot, (0, None))(ROWS, WEIGHTS) + np.arange(6.0))
+    with pytest.raises(ValueError, match="inconsistent sizes"):
+        Batched(dot, 6, 0)(None, (ROWS, WEIGHTS), {})
+
+
+def test_it_has_the_name_of_the_function() -> None:
+    """By which the server calls it."""
+    assert Batched(dot, 2).__qualname__ == "dot"
