@@ -23,7 +23,6 @@ LIBRARIES = {
     "linen": ("flax", "optax"),
     "nnx": ("flax", "optax"),
     "equinox": ("equinox", "optax"),
-    "haiku": ("haiku",),
 }
 AT_HOME = """
 import importlib, json, sys

@@ -184,6 +184,8 @@ def counter():
     return increase, lambda: count
 increase, current = counter()
 def together(): return increase(), increase(), current()
+CELL = current.__closure__[0]
+def of_cell(): return CELL.cell_contents
 def outer():
     def inner(): return later
     if FACTOR == 0: later = 1
@@ -229,6 +231,7 @@ def circle(): return CYCLIC.itself() and CYCLIC.me is CYCLIC
         ("factorial", (5,), 120),
         ("is_even", (11,), False),
         ("together", (), (1, 2, 2)),
+        ("of_cell", (), 0),
         ("named", (1,), (1, 2, 3)),
         ("decorated", (1,), ("logged", 2)),
         ("attributes", (), [0.5, [3], 1, 0.25]),
