@@ -76,14 +76,6 @@ def test_a_callback_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> No
     assert "mine" in caplog.text
 
 
-def test_what_is_done_calls_back_at_once() -> None:
-    """In the thread that asks, as with any future."""
-    future, threads = CallFuture[int](), []
-    future.set_result(1)
-    future.add_done_callback(lambda _: threads.append(threading.current_thread()))
-    assert threads == [threading.current_thread()]
-
-
 @pytest.mark.parametrize("how", [wait, lambda futures, timeout: [*as_completed(futures, timeout)]])
 def test_who_waits_for_several_learns_of_a_cancellation(how: Callable[..., Any]) -> None:
     """Before and meanwhile; to cancel twice is no error."""
@@ -97,14 +89,6 @@ def test_who_waits_for_several_learns_of_a_cancellation(how: Callable[..., Any])
     assert meanwhile.cancelled()
 
 
-def test_what_is_done_is_not_cancelled() -> None:
-    """As with any future."""
-    future = CallFuture[int]()
-    future.set_result(1)
-    assert not future.cancel()
-    assert future.result() == 1
-
-
 def test_an_event_loop_is_woken_directly(monkeypatch: pytest.MonkeyPatch) -> None:
     """By whoever settles the future: another thread would cost each `await` a switch."""
     monkeypatch.setattr(call_future, "_callback_thread", None)
@@ -115,26 +99,6 @@ def test_an_event_loop_is_woken_directly(monkeypatch: pytest.MonkeyPatch) -> Non
         return await asyncio.wrap_future(future)
 
     assert asyncio.run(awaited()) == 7
-
-
-def test_where_no_thread_can_be_had_the_next_callback_tries_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """And both run."""
-    callbacks, seen = call_future._CallbackThread(), SimpleQueue[str]()
-    start = threading.Thread.start
-    refusals = [RuntimeError("can't start new thread")]
-
-    def scarce(thread: threading.Thread) -> None:
-        if refusals:
-            raise refusals.pop()
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", scarce)
-    with pytest.raises(RuntimeError):
-        callbacks.run(lambda _: seen.put("first"), Future())
-    callbacks.run(lambda _: seen.put("second"), Future())
-    assert [seen.get(timeout=30) for _ in range(2)] == ["first", "second"]
 
 
 FORKS = """

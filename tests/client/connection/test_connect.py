@@ -39,21 +39,6 @@ class NullHandler:
         raise AssertionError("no call is open")
 
 
-@pytest.mark.parametrize("scheme", ["unix", "tcp"])
-def test_an_open_connection_answers(live: LiveServer, scheme: str) -> None:
-    """And the welcome says what the server takes."""
-    address = Address.parse(live.unix if scheme == "unix" else live.tcp)
-    connection, welcome = open_connection(address, Settings(token=TOKEN), None, NullHandler())
-    assert connection.alive
-    assert welcome["slots"] > 0
-    assert welcome["max_frame_bytes"] > 0
-    value, frame = connection.request("statistics", ())
-    assert value.startswith("{")
-    assert list(frame.buffers) == []
-    connection.shut()
-    assert not connection.alive
-
-
 def test_sockets_wait_without_end_and_without_delay(live: LiveServer) -> None:
     """No timeout that a busy server would run into, no Nagle, and dead peers are noticed."""
     connection, _ = open_connection(
@@ -64,15 +49,6 @@ def test_sockets_wait_without_end_and_without_delay(live: LiveServer) -> None:
     assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
     assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
     connection.shut()
-
-
-def test_a_probe_tells_what_is_there(live: LiveServer) -> None:
-    """And leaves no connection behind."""
-    found = probe(Address.parse(live.tcp), Settings(token=TOKEN))
-    assert found["pid"] == live.worker_pid()
-    assert found["python"][0] == 3
-    assert "jax" in found["versions"]
-    assert "peer" not in found
 
 
 def test_without_unix_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,12 +188,6 @@ def echo(address: Address, settings: Settings) -> bytes:
 
 
 PIN = fingerprint_of(certificate_of(signed().certificate))
-
-
-def test_a_certificate_that_the_address_names(serve: Serve) -> None:
-    """Whoever made it, and whatever name stands in it."""
-    port = serve(shows(signed()))
-    assert echo(Address.tls("127.0.0.1", port, PIN), Settings()) == b"word"
 
 
 def test_a_certificate_that_the_address_does_not_name(serve: Serve) -> None:

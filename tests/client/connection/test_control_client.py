@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,6 @@ import pytest
 from jaxd.connection import connect, control_client
 from jaxd.connection.control_client import send_request, stop_and_wait
 from jaxd_protocol.errors import AuthenticationFailed, ConnectionLost, ProtocolError
-from tests.server.host_process import HostProcess
 
 
 def test_where_nobody_is_there_is_no_reply(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,32 +17,6 @@ def test_where_nobody_is_there_is_no_reply(runtime: Path, monkeypatch: pytest.Mo
     assert not stop_and_wait(path)
     monkeypatch.delattr(socket, "AF_UNIX")
     assert send_request(path, {"ask": "status"}) is None
-
-
-def test_a_host_replies(start_host: Callable[..., HostProcess]) -> None:
-    """With one object."""
-    host = start_host()
-    status = send_request(host.wait_until_ready()["control"], {"ask": "status"})
-    assert status is not None
-    assert status["host"]["pid"] == host.process.pid
-
-
-def test_stopping_returns_when_the_files_are_gone(start_host: Callable[..., HostProcess]) -> None:
-    """So that the next start finds the way free."""
-    host = start_host()
-    control = Path(host.wait_until_ready()["control"])
-    assert stop_and_wait(str(control))
-    assert not control.exists()
-    code, said = host.wait()
-    assert code == 0
-    assert said.endswith('"event": "stopped", "exit_code": 0}\n')
-
-
-def test_stopping_now_does_not_wait_for_calls(start_host: Callable[..., HostProcess]) -> None:
-    """The running call is lost, as asked."""
-    host = start_host(FAKE_WORKER="busy")
-    assert stop_and_wait(host.wait_until_ready()["control"], now=True)
-    assert host.wait()[0] == 1
 
 
 def test_a_host_that_says_nothing_is_an_error(

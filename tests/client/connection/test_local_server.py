@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-import errno
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -59,33 +56,6 @@ def test_a_server_started_by_hand_stays(files: LocalServerFiles) -> None:
     """Until it is stopped by hand."""
     start_background(files, by_hand=True, server_command=FAKE_SERVER)
     assert command_line(files)[2:] == ["--idle-timeout-s", "0"]
-
-
-def test_a_running_server_is_left_alone(files: LocalServerFiles) -> None:
-    """The command to start another is not even looked at."""
-    start_background(files, server_command=FAKE_SERVER)
-    start_background(files, server_command=["/no/such/program"])
-
-
-@pytest.mark.slow
-def test_many_processes_at_once_start_exactly_one(files: LocalServerFiles) -> None:
-    """The others wait for it, and find it ready."""
-    program = f"""
-from jaxd.connection.local_server import start_background
-from jaxd.connection.control_client import send_request
-from jaxd_protocol.network.local_server import LocalServerFiles, make_private_directory
-files = LocalServerFiles.of_this_environment()
-start_background(files, server_command={FAKE_SERVER!r})
-print(send_request(files.control, {{"ask": "status"}})["host"]["pid"])
-"""
-    racers = [
-        subprocess.Popen([sys.executable, "-P", "-c", program], stdout=subprocess.PIPE, text=True)
-        for _ in range(8)
-    ]
-    servers = {racer.communicate()[0] for racer in racers}
-    assert [racer.returncode for racer in racers] == [0] * 8
-    assert len(servers) == 1
-    assert Path(files.log).read_text().count(" listening ") == 1
 
 
 @pytest.mark.slow
@@ -178,20 +148,6 @@ def test_who_has_no_more_time_does_not_wait_for_a_start(
     assert status["worker_state"] != "ready"
 
 
-def test_a_full_disk_is_named(files: LocalServerFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With what would help; nothing is started."""
-    real_open = os.open
-
-    def no_room_for_the_log(path: str, *rest: int, **options: Any) -> int:
-        if path == files.log:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real_open(path, *rest, **options)
-
-    monkeypatch.setattr(os, "open", no_room_for_the_log)
-    with pytest.raises(ConfigurationError, match=r"No space left.*Free some room"):
-        start_background(files, server_command=FAKE_SERVER)
-
-
 def test_a_directory_that_is_not_private_is_refused(files: LocalServerFiles) -> None:
     """Nothing is written into it."""
     make_private_directory(files.directory)
@@ -199,17 +155,3 @@ def test_a_directory_that_is_not_private_is_refused(files: LocalServerFiles) -> 
     with pytest.raises(ConfigurationError, match="chmod 700"):
         start_background(files, server_command=FAKE_SERVER)
     assert list(Path(files.directory).iterdir()) == []
-
-
-@pytest.mark.parametrize("is_terminal", [True, False])
-def test_a_terminal_is_told_and_a_pipe_is_not(
-    files: LocalServerFiles,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    is_terminal: bool,
-) -> None:
-    """One line, with the place of the log."""
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
-    start_background(files, server_command=FAKE_SERVER)
-    expected = f"jaxd: starting a local server (log: {files.log})\n" if is_terminal else ""
-    assert capsys.readouterr().err == expected

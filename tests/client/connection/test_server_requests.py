@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -17,18 +16,6 @@ from jaxd_protocol.messages.failures import decode_failure
 from tests.client.played_server import ConnectedPair, RecordingHandler
 from tests.end_to_end.gates import in_thread
 from tests.server.staging import until
-
-
-def test_questions_are_answered_while_a_call_is_open(ends: ConnectedPair) -> None:
-    """With buffers beside the answer."""
-    client, server, _ = ends
-    waiting = in_thread(client.request, "call", ())
-    seq, *_ = server.take()
-    server.send_request(77, "describe", ("key",))
-    server.dispatch(server._channel.recv())
-    assert server.replies == [(77, ("described", "key"), [b"beside"])]
-    server.send_reply(seq, 1)
-    assert waiting.result(10)[0] == 1
 
 
 @pytest.mark.parametrize("error", [KeyError, IndexError, TypeError])
@@ -46,18 +33,6 @@ def test_a_question_that_has_no_answer_ends_the_connection(
     server.take()
     server.send_request(77, "unheard of", ())
     assert isinstance(waiting.exception(10), ConnectionLost)
-
-
-def test_events_are_passed_on(ends: ConnectedPair) -> None:
-    """By whoever reads, in order, before the reply."""
-    client, server, answering = ends
-    waiting = in_thread(client.request, "call", ())
-    seq, *_ = server.take()
-    for stage in ("trace", "compile"):
-        server.send_request(78, "event", (seq, "stage", json.dumps({"stage": stage})))
-    server.send_reply(seq, 1)
-    waiting.result(10)
-    assert answering.events == [(seq, "stage", {"stage": s}) for s in ("trace", "compile")]
 
 
 @pytest.mark.parametrize(

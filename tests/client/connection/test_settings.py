@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,8 @@ from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.tokens import default_token_file, write_token_file
 
 ARGUMENT, VARIABLE, FILE = (Address.tcp(name, 1) for name in ("argument", "variable", "file"))
+ALONE: dict[str, Any] = {"inline": True}
+"""Of a process that has no server."""
 
 
 def write_config(text: str) -> None:
@@ -18,143 +21,105 @@ def write_config(text: str) -> None:
     path.write_text(text)
 
 
-def test_nothing_said_means_the_local_server(runtime: Path) -> None:
-    """Started when it does not run, and needing no token; all tests say `JAXD_FALLBACK=error`."""
-    settings = Settings.resolve()
-    assert settings == Settings(server=None, autostart=True, inline=False, fallback="error")
-    assert settings.read_token() is None
+def resolve(monkeypatch: pytest.MonkeyPatch, text: str, variables: dict[str, str]) -> Settings:
+    """What is meant by a config file and the environment."""
+    write_config(text)
+    for name, value in variables.items():
+        monkeypatch.setenv(f"JAXD_{name}", value)
+    return Settings.resolve()
 
 
-def test_an_argument_beats_the_environment_beats_the_file(
-    runtime: Path, monkeypatch: pytest.MonkeyPatch
+RESOLVED: list[tuple[str, dict[str, str], dict[str, Any]]] = [
+    ("", {}, {"server": None, "autostart": True, "inline": False}),
+    (f'server = "{FILE}"', {}, {"server": FILE}),
+    (f'server = "{FILE}"', {"SERVER": str(VARIABLE)}, {"server": VARIABLE}),
+    ("autostart = false", {}, {"autostart": False}),
+    ("", {"AUTOSTART": "0", "INLINE": "1"}, {"autostart": False, "inline": True}),
+    ("", {"VERIFY": "1"}, {"verify": True}),
+    ("verify = true", {"VERIFY": "0"}, {"verify": False}),
+    ("verify = true", {"VERIFY": ""}, {"verify": True}),
+    ('fallback = "local"', {}, {"fallback": "error"}),
+    ('fallback = "local"', {"FALLBACK": ""}, {"fallback": "local"}),
+    ("", {"FALLBACK": "local"}, {"fallback": "local"}),
+    ("", {"COMPRESS": ""}, {"compress": False}),
+    ("", {"COMPRESS": "1"}, {"compress": True}),
+    ("compress = true", {"COMPRESS": ""}, {"compress": True}),
+    ("compress = true", {"COMPRESS": "0"}, {"compress": False}),
+    ("compress = false", {"COMPRESS": "1"}, {"compress": True}),
+    ("", {"DEVICE": ""}, {"device": None}),
+    ("", {"DEVICE": "3"}, {"device": 3}),
+    ("device = 2", {"DEVICE": ""}, {"device": 2}),
+    ("device = 2", {"DEVICE": "0"}, {"device": 0}),
+    ("", {"TOKEN": " secret\n"}, {"token": "secret"}),  # the server reads it in the same way
+    ("", {"TOKEN": " \n"}, {"token": None}),
+    ('ca_file = "configured.pem"', {}, {"ca_file": "configured.pem"}),
+    ('ca_file = "configured.pem"', {"CA_FILE": "named.pem"}, {"ca_file": "named.pem"}),
+    ('server = "tcp://gpu:1"', {"SERVER": "none"}, ALONE),
+    ('server = "none"', {"STORE": "/shared"}, {**ALONE, "store": "/shared"}),
+    ("", {"SERVER": "none", "STORE": "/shared"}, {**ALONE, "store": "/shared"}),
+    ("", {"SERVER": "none", "STORE": "/shared", "INLINE": "1"}, ALONE),
+]
+
+
+@pytest.mark.parametrize(("text", "variables", "wanted"), RESOLVED)
+def test_the_environment_beats_the_file(
+    runtime: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    variables: dict[str, str],
+    wanted: dict[str, Any],
 ) -> None:
-    """The nearer to the call, the stronger."""
-    write_config(f'server = "{FILE}"')
-    assert Settings.resolve().server == FILE
-    monkeypatch.setenv("JAXD_SERVER", str(VARIABLE))
-    assert Settings.resolve().server == VARIABLE
-    assert Settings.resolve(server=str(ARGUMENT)).server == ARGUMENT
-    assert Settings.resolve(server=ARGUMENT).server == ARGUMENT
+    """An empty variable says nothing; all tests say `JAXD_FALLBACK=error`."""
+    assert resolve(monkeypatch, text, variables) == Settings(**{"fallback": "error", **wanted})
+
+
+def test_an_argument_beats_both(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As text or as an address; one that is named is asked for, though there is to be none."""
+    monkeypatch.setenv("JAXD_SERVER", "none")
+    monkeypatch.setenv("JAXD_STORE", "/shared")
+    for server in (ARGUMENT, str(ARGUMENT)):
+        found = Settings.resolve(server)
+        assert (found.server, found.inline, found.store) == (ARGUMENT, False, None)
 
 
 def test_host_and_port_complete_each_other(runtime: Path) -> None:
-    """localhost and 18861 are the defaults of TCP."""
+    """localhost and 18861 are the defaults of TCP; nobody has to guess beside an address."""
     assert Settings.resolve(port=1).server == Address.tcp("localhost", 1)
     assert Settings.resolve(host="gpu").server == Address.tcp("gpu", 18861)
-
-
-def test_server_and_host_together_are_refused(runtime: Path) -> None:
-    """Nobody has to guess which of them counted."""
     with pytest.raises(ConfigurationError, match="Leave out host and port"):
         Settings.resolve(server="tcp://gpu", port=1)
 
 
-def test_a_bad_address_names_where_it_stands(
-    runtime: Path, monkeypatch: pytest.MonkeyPatch
+REFUSED: list[tuple[str, dict[str, str], str]] = [
+    ('server = "gpu:1"', {}, r"`server` in .*config.toml: 'gpu:1' is not"),
+    ('server = "gpu:1"', {"SERVER": "gpu"}, "JAXD_SERVER: 'gpu' is not an address"),
+    ("", {"FALLBACK": "remote"}, r"JAXD_FALLBACK is 'remote'. Write local, or"),
+    ("", {"DEVICE": "-1"}, "JAXD_DEVICE='-1' is no device"),
+    ("server = tcp://gpu", {}, "{config}.*is not TOML.*line 1"),
+    ("sevrer = 'tcp://gpu'", {}, "{config}.*'sevrer' is not a setting.*known: server, token_file"),
+    ("autostart = 0", {}, "{config}.*autostart = true or false"),
+    ("device = true", {}, "{config}.*device = 0"),
+    ("device = -1", {}, "{config}.*device = 0"),
+    ("token_file = 1", {}, '{config}.*token_file = "…"'),
+]
+
+
+@pytest.mark.parametrize(("text", "variables", "reason"), REFUSED)
+def test_what_is_wrong_names_where_it_stands(
+    runtime: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    variables: dict[str, str],
+    reason: str,
 ) -> None:
-    """A variable set long ago in some profile is hard to remember."""
-    write_config('server = "gpu:1"')
-    with pytest.raises(ConfigurationError, match=r"`server` in .*config.toml: 'gpu:1' is not"):
-        Settings.resolve()
-    monkeypatch.setenv("JAXD_SERVER", "gpu")
-    with pytest.raises(ConfigurationError, match="JAXD_SERVER: 'gpu' is not an address"):
-        Settings.resolve()
-
-
-def test_switches_of_the_environment(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`JAXD_AUTOSTART=0`, `JAXD_INLINE=1` and `JAXD_FALLBACK=local`."""
-    monkeypatch.setenv("JAXD_FALLBACK", "local")
-    monkeypatch.setenv("JAXD_AUTOSTART", "0")
-    monkeypatch.setenv("JAXD_INLINE", "1")
-    assert Settings.resolve() == Settings(autostart=False, inline=True, fallback="local")
-
-
-def test_the_variable_about_verification_wins_over_the_file(
-    runtime: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both ways; by default it is off."""
-    assert Settings.resolve().verify is False
-    monkeypatch.setenv("JAXD_VERIFY", "1")
-    assert Settings.resolve().verify is True
-    write_config("verify = true")
-    monkeypatch.setenv("JAXD_VERIFY", "0")
-    assert Settings.resolve().verify is False
-    monkeypatch.setenv("JAXD_VERIFY", "")
-    assert Settings.resolve().verify is True
-
-
-def test_what_cannot_become_of_a_call(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The variable wins over the file; either is checked, with where it was written."""
-    write_config('fallback = "local"')
-    assert Settings.resolve().fallback == "error"
-    monkeypatch.setenv("JAXD_FALLBACK", "")
-    assert Settings.resolve().fallback == "local"
-    monkeypatch.setenv("JAXD_FALLBACK", "remote")
-    with pytest.raises(ConfigurationError, match=r"JAXD_FALLBACK is 'remote'. Write local, or"):
-        Settings.resolve()
-
-
-@pytest.mark.parametrize(
-    ("text", "variable", "wanted"),
-    [
-        ("", "", False),
-        ("", "1", True),
-        ("compress = true", "", True),
-        ("compress = true", "0", False),
-        ("compress = false", "1", True),
-    ],
-)
-def test_compression_is_asked_for(
-    runtime: Path, monkeypatch: pytest.MonkeyPatch, text: str, variable: str, *, wanted: bool
-) -> None:
-    """By `JAXD_COMPRESS`, else in the config file."""
-    write_config(text)
-    monkeypatch.setenv("JAXD_COMPRESS", variable)
-    assert Settings.resolve().compress is wanted
-
-
-@pytest.mark.parametrize(
-    ("text", "variable", "wanted"),
-    [("", "", None), ("", "3", 3), ("device = 2", "", 2), ("device = 2", "0", 0)],
-)
-def test_a_device_is_asked_for(
-    runtime: Path, monkeypatch: pytest.MonkeyPatch, text: str, variable: str, wanted: int | None
-) -> None:
-    """By `JAXD_DEVICE`, else in the config file."""
-    write_config(text)
-    monkeypatch.setenv("JAXD_DEVICE", variable)
-    assert Settings.resolve().device == wanted
-    monkeypatch.setenv("JAXD_DEVICE", "-1")
-    with pytest.raises(ConfigurationError, match="JAXD_DEVICE='-1' is no device"):
-        Settings.resolve()
-
-
-def test_autostart_can_be_switched_off_for_good(runtime: Path) -> None:
-    """In the config file."""
-    write_config("autostart = false")
-    assert not Settings.resolve().autostart
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("server = tcp://gpu", "is not TOML.*line 1"),
-        ("sevrer = 'tcp://gpu'", "'sevrer' is not a setting.*known: server, token_file"),
-        ("autostart = 0", "autostart = true or false"),
-        ("device = true", "device = 0"),
-        ("device = -1", "device = 0"),
-        ("token_file = 1", 'token_file = "…"'),
-    ],
-)
-def test_a_broken_config_file_is_named(runtime: Path, text: str, reason: str) -> None:
     """With what to correct; a typing error is never silently ignored."""
-    write_config(text)
-    with pytest.raises(ConfigurationError, match=f"{config_file()}.*{reason}"):
-        Settings.resolve()
+    with pytest.raises(ConfigurationError, match=reason.replace("{config}", config_file())):
+        resolve(monkeypatch, text, variables)
 
 
 def test_the_token_is_found_in_order(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Argument, variable, file of the variable, file of the config, file of `jaxd token`."""
+    assert Settings.resolve().read_token() is None
     default = write_token_file(default_token_file())
     assert Settings.resolve().read_token() == default
     configured = write_token_file(str(runtime / "configured"))
@@ -169,74 +134,28 @@ def test_the_token_is_found_in_order(runtime: Path, monkeypatch: pytest.MonkeyPa
     assert Settings.resolve(token=argument).read_token() == argument
 
 
-def test_a_token_that_can_be_guessed_is_refused(
+def test_a_token_that_can_be_guessed_or_read_is_refused(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wherever it comes from: an impostor hears a proof, and may try any number at home."""
+    """An impostor hears a proof, and may try any number at home; a file of all is no secret."""
     for settings in (Settings(token="hunter2hunter2"), Settings.resolve(token="0" * 64)):
         with pytest.raises(ConfigurationError, match="jaxd token"):
             settings.read_token()
+    write_token_file(default_token_file())
+    Path(default_token_file()).chmod(0o644)
+    with pytest.raises(ConfigurationError, match="chmod 600"):
+        Settings.resolve().read_token()
     monkeypatch.setenv("JAXD_TOKEN", "correct horse")
     with pytest.raises(ConfigurationError, match="jaxd token") as caught:
         Settings.resolve().read_token()
     assert "horse" not in str(caught.value)
 
 
-def test_a_token_file_that_others_can_read_is_refused(runtime: Path) -> None:
-    """Also the default one: it is no secret any more."""
-    write_token_file(default_token_file())
-    Path(default_token_file()).chmod(0o644)
-    with pytest.raises(ConfigurationError, match="chmod 600"):
-        Settings.resolve().read_token()
-
-
-def test_a_token_is_not_shown() -> None:
-    """Settings end up in logs and tracebacks."""
-    settings = Settings(token="s3cret")
-    assert "s3cret" not in f"{settings!r} {settings} {'%s' % settings}"  # noqa: UP031
-    with pytest.raises(TypeError):
-        iter(settings)  # type: ignore[call-overload]
-
-
 def test_settings_are_compared_by_what_they_say() -> None:
-    """A client process has one connection for each; what is given replaces what was said."""
-    one, same = Settings(token="t", device=1), Settings(device=1).replaced(token="t")
+    """And do not show their token in logs and tracebacks; what is given replaces what was said."""
+    one, same = Settings(token="s3cret", device=1), Settings(device=1).replaced(token="s3cret")
     assert (one, hash(one)) == (same, hash(same))
     assert one != same.replaced(device=2)
-
-
-def test_white_space_around_the_token_is_not_part_of_it(
-    runtime: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The server reads the variable in the same way."""
-    monkeypatch.setenv("JAXD_TOKEN", " secret\n")
-    assert Settings.resolve().token == "secret"
-    monkeypatch.setenv("JAXD_TOKEN", " \n")
-    assert Settings.resolve().token is None
-
-
-def test_who_may_vouch_for_a_server(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment names a CA before the config file does."""
-    assert Settings.resolve().ca_file is None
-    write_config('ca_file = "configured.pem"')
-    assert Settings.resolve().ca_file == "configured.pem"
-    monkeypatch.setenv("JAXD_CA_FILE", "named.pem")
-    assert Settings.resolve().ca_file == "named.pem"
-
-
-def test_there_may_be_no_server(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then calls run in this process, with programs of a store where one is named."""
-    write_config('server = "tcp://gpu:1"')
-    monkeypatch.setenv("JAXD_SERVER", "none")
-    alone = Settings(inline=True, fallback="error")
-    assert Settings.resolve() == alone
-    monkeypatch.setenv("JAXD_STORE", "/shared")
-    assert Settings.resolve() == alone.replaced(store="/shared")
-    monkeypatch.setenv("JAXD_INLINE", "1")
-    assert Settings.resolve().store is None
-    monkeypatch.delenv("JAXD_INLINE")
-    named = Settings.resolve("tcp://gpu:1")
-    assert (named.inline, named.store) == (False, None)
-    monkeypatch.delenv("JAXD_SERVER")
-    write_config('server = "none"')
-    assert Settings.resolve() == alone.replaced(store="/shared")
+    assert "s3cret" not in f"{one!r} {one} {'%s' % one}"  # noqa: UP031
+    with pytest.raises(TypeError):
+        iter(one)  # type: ignore[call-overload]

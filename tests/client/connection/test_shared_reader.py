@@ -7,11 +7,10 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-from jaxd.connection.shared_reader import BackgroundReader, PendingReply, SharedReader
+from jaxd.connection.shared_reader import PendingReply, SharedReader
 from jaxd_protocol.errors import ConnectionLost
 from jaxd_protocol.wire import BulkStream
 from tests.client.played_server import ConnectedPair
@@ -61,9 +60,7 @@ def test_a_connection_that_was_lost_keeps_nothing_of_those_who_waited(ends: Conn
     assert [each() for each in found] == [None, None]
 
 
-def test_replies_are_taken_while_a_thread_is_stuck_in_sending(
-    ends: ConnectedPair,
-) -> None:
+def test_replies_are_taken_while_a_thread_is_stuck_in_sending(ends: ConnectedPair) -> None:
     """Also those that nobody waits for."""
     client, server, _ = ends
     arrived = threading.Event()
@@ -133,26 +130,6 @@ def test_at_exit_a_reply_is_decoded_to_its_end_and_no_other_begun(ends: Connecte
     assert readers == [threading.get_ident()]
 
 
-def test_an_interrupted_launch_may_have_been_sent(
-    ends: ConnectedPair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its reply is read when it comes."""
-    client, server, _ = ends
-    send = client._send
-
-    def interrupted(*args: Any, **more: Any) -> None:
-        send(*args, **more)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(client, "_send", interrupted)
-    arrived = threading.Event()
-    with pytest.raises(KeyboardInterrupt):
-        client.launch("call", (), (), PendingReply(lambda _: arrived.set()), client.number())
-    seq, *_ = server.take()
-    server.send_reply(seq, 1)
-    assert arrived.wait(10)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("others_read", "waits_in"),
@@ -182,65 +159,28 @@ def test_an_interrupt_that_no_system_call_hears_of_ends_a_call(
     assert again.result(10)[0] == "again"
 
 
-class Reader:
-    """Counts how often it has attended."""
-
-    def __init__(self) -> None:
-        self.alive = True
-        self.attended = threading.Semaphore(0)
-        reader: Any = self
-        self.background_reader = BackgroundReader(reader)
-
-    def read_unawaited(self) -> None:
-        self.attended.release()
-
-
 def threads() -> set[threading.Thread]:
     """The reader threads that are alive."""
     return {thread for thread in threading.enumerate() if thread.name == "jaxd-reader"}
 
 
-def test_no_thread_is_started_before_it_is_wanted() -> None:
-    """A client that only waits for its calls never has one."""
+def test_a_connection_has_one_thread_that_reads_and_only_where_one_is_wanted(
+    ends: ConnectedPair,
+) -> None:
+    """For replies that nobody waits for; it ends with the connection."""
+    client, server, _ = ends
     before = threads()
-    reader = Reader()
+    waiting = in_thread(client.request, "call", ())
+    server.send_reply(server.take()[0], None)
+    waiting.result(10)
     assert threads() <= before
-    reader.alive = False
-
-
-def test_it_looks_each_time_that_it_is_wanted() -> None:
-    """By one thread, however often."""
-    before = threads()
-    reader = Reader()
     for _ in range(3):
-        reader.background_reader.request_read()
-        assert reader.attended.acquire(timeout=10)
-    assert len(threads() - before) == 1
-    reader.alive = False
-    reader.background_reader.stop()
-
-
-def test_it_ends_when_the_connection_has_ended() -> None:
-    """Dismissed, it looks once more and leaves."""
-    before = threads()
-    reader = Reader()
-    reader.background_reader.request_read()
-    assert reader.attended.acquire(timeout=10)
+        arrived = threading.Event()
+        pending = PendingReply(lambda _, arrived=arrived: arrived.set(), needs_reader=True)
+        client.launch("call", (), (), pending, client.number())
+        server.send_reply(server.take()[0], None)
+        assert arrived.wait(10)
     (mine,) = threads() - before
-    reader.alive = False
-    reader.background_reader.stop()
-    mine.join(10)
-    assert not mine.is_alive()
-
-
-def test_it_does_not_keep_a_dropped_connection_alive() -> None:
-    """Its thread ends when the connection is collected."""
-    before = threads()
-    reader = Reader()
-    reader.background_reader.request_read()
-    assert reader.attended.acquire(timeout=10)
-    (mine,) = threads() - before
-    del reader
-    gc.collect()
+    client.shut()
     mine.join(10)
     assert not mine.is_alive()

@@ -5,7 +5,6 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
@@ -56,47 +55,12 @@ def test_a_folder_of_which_others_dispose_is_not_looked_into(runtime: Path, spoi
     assert not ssh_relay._is_trusted(str(own / "server.sock"))
 
 
-def test_bytes_go_both_ways_until_the_end(listening: socket.socket) -> None:
-    """More of them than any pipe holds; the end goes on to the other side."""
-    data = bytes(range(256)) * 4000
-    process = run(listening.getsockname())
-    server, _ = listening.accept()
-    assert process.stdin is not None
-    assert process.stdout is not None
-    assert process.stdout.readline().decode() == ssh_relay.CONNECTED + "\n"
-
-    def send() -> None:
-        process.stdin.write(data)  # type: ignore[union-attr]
-        process.stdin.close()  # type: ignore[union-attr]
-
-    sender = threading.Thread(target=send)
-    sender.start()
-    with server:
-        received = b""
-        while part := server.recv(1 << 16):
-            received += part
-        sender.join()
-        answer = threading.Thread(target=server.sendall, args=(data[::-1],))
-        answer.start()
-        assert process.stdout.read(len(data)) == data[::-1]
-        answer.join()
-    assert received == data
-    assert process.stdout.read() == b""
-    assert process.wait() == 0
-    process.stdout.close()
-
-
 def test_it_ends_with_the_server(listening: socket.socket) -> None:
     """Also while it waits for its own input."""
     process = run(listening.getsockname())
     listening.accept()[0].close()
     assert process.wait() == 0
     process.communicate()
-
-
-def said(process: subprocess.Popen[bytes]) -> str:
-    """All that it writes, of which the first line counts."""
-    return process.communicate()[0].decode()
 
 
 def test_the_only_server_that_runs_is_found(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,13 +102,6 @@ def test_where_servers_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert runtime_dir() in always
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/tmp")
     assert ssh_relay._socket_folders() == [runtime_dir(), *always] == ["/tmp/jaxd", *always]
-
-
-def test_nobody_there(runtime: Path) -> None:
-    """The reason is one line, and the exit status says so too."""
-    process = run(str(runtime / "s"))
-    assert said(process) == f"{ssh_relay.REFUSED}{runtime}/s: No such file or directory\n"
-    assert process.returncode == 1
 
 
 @pytest.mark.parametrize(

@@ -25,16 +25,6 @@ def test_what_a_lost_attempt_emitted_is_not_emitted_again() -> None:
     assert is_new(effects, "b", "a", "a", "a", "c") == ["a", "c"]
 
 
-def test_it_may_be_lost_once_more() -> None:
-    """All that its attempts emitted counts, also where the last of them ended early."""
-    effects = CallEffects()
-    assert is_new(effects, "a", "b") == ["a", "b"]
-    effects.begin_attempt()
-    assert is_new(effects, "a") == []
-    effects.begin_attempt()
-    assert is_new(effects, "a", "b", "c") == ["c"]
-
-
 def test_an_attempt_that_is_not_lost_may_repeat_itself() -> None:
     """A loop prints the same again and again."""
     assert is_new(CallEffects(), *["a"] * 5) == ["a"] * 5

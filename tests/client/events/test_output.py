@@ -67,18 +67,6 @@ def test_a_broken_stream_harms_nobody(
     output_printer_of(CALL, 1, "print", printed("a\n"))
 
 
-def test_a_warning_is_shown_once_for_each_place(output_printer: OutputPrinter) -> None:
-    """As Python's default filter does it."""
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("default")
-        for line in (3, 3, 4):
-            output_printer.event(CALL, 1, "warned", warned("slow", line))
-    assert [(str(w.message), w.filename, w.lineno) for w in seen] == [
-        ("slow", "<train.py>", 3),
-        ("slow", "<train.py>", 4),
-    ]
-
-
 def test_a_category_that_is_not_here_counts_as_the_nearest_of_pythons_own(
     output_printer: OutputPrinter,
 ) -> None:
@@ -113,49 +101,10 @@ def test_a_category_that_runs_code_is_not_made(output_printer: OutputPrinter) ->
     assert [w.category for w in seen] == [UserWarning, Named]
 
 
-def test_a_warning_that_is_an_error_is_raised_where_the_call_is(
-    output_printer: OutputPrinter, notices: WarningQueue
-) -> None:
-    """And not where it is read."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        output_printer.event(CALL, 1, "warned", warned("slow"))
-    notices.issue(CALL, 2)
-    with pytest.raises(UserWarning, match="slow"):
-        notices.issue(CALL, 1)
-    assert not notices.has_pending
-
-
 def logged(text: str, level: int = logging.INFO) -> dict[str, Any]:
     """A record."""
     place = {"file": "train.py", "line": 3, "function": "step", "traceback": None}
     return {"name": "of_a_user", "level": level, "text": text} | place
-
-
-def test_levels_are_those_of_this_process(
-    output_printer: OutputPrinter, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A percent sign in a message is only that."""
-    caplog.set_level(logging.INFO, "of_a_user")
-    output_printer.event(CALL, 1, "logged", logged("100 %s"))
-    output_printer.event(CALL, 1, "logged", logged("hidden", logging.DEBUG))
-    assert [(r.name, r.getMessage(), r.lineno) for r in caplog.records] == [
-        ("of_a_user", "100 %s", 3)
-    ]
-
-
-def test_what_jax_compiles_is_logged_for_who_wants_to_know(
-    output_printer: OutputPrinter, notices: WarningQueue, caplog: pytest.LogCaptureFixture
-) -> None:
-    """In the thread of the call, for which alone it may be set."""
-    import jax
-
-    output_printer.event(CALL, 1, "compiled", logged("Compiling f"))
-    with jax.log_compiles(True):
-        output_printer.event(CALL, 2, "compiled", logged("Compiling g", logging.WARNING))
-        notices.issue(CALL, 2)
-    notices.issue(CALL, 1)
-    assert caplog.messages == ["Compiling g"]
 
 
 def test_a_file_that_a_server_names_is_not_opened(

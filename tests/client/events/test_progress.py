@@ -88,18 +88,6 @@ def test_a_long_build_ends_in_its_reason(terminal: Terminal) -> None:
     assert terminal.getvalue().endswith(last)
 
 
-def test_a_short_call_is_not_mentioned(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is written before a second has passed, and nothing at the end either."""
-    monkeypatch.setattr(progress, "_SHOW_AFTER_S", 1e9)
-    shown = Progress()
-    shown.event("connection", 1, "stage", stage("trace"))
-    ticker = shown._ticker
-    assert ticker is not None
-    shown.finish("connection", 1)
-    ticker.join()
-    assert terminal.getvalue() == ""
-
-
 def test_the_longest_of_several_is_shown(terminal: Terminal) -> None:
     """Then the next; calls of other connections with the same number are others."""
     shown = Progress()

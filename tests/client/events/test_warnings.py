@@ -32,17 +32,6 @@ def hear(
     notices.event(CONNECTION, number, {"function": function, "package": of, "text": text})
 
 
-def test_a_call_warns_of_what_is_its_own() -> None:
-    """At its end and not when it is heard."""
-    notices = WarningQueue()
-    hear(notices, "one", number=1)
-    hear(notices, "two", number=2, function="g")
-    assert notices.has_pending
-    assert said(notices, 1) == ["one"]
-    assert said(notices, 2) == ["two"]
-    assert not notices.has_pending
-
-
 def test_each_thing_is_said_once() -> None:
     """For each function and package."""
     notices = WarningQueue()

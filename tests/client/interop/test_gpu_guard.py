@@ -13,7 +13,7 @@ from jaxd.errors import SharedDeviceWarning
 from jaxd.interop import gpu_guard, jax_runtime
 from jaxd.interop.gpu_guard import keep_jax_off_gpu
 from jaxd_protocol.base.process import machine_id
-from tests.client.interop.test_jax_runtime import in_a_fresh_process
+from tests.client.fresh_process import in_a_fresh_process
 from tests.live_server import LiveServer
 
 GPU_HERE: dict[str, Any] = {"platform": "gpu", "machine": machine_id(), "visible_devices": None}

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxd.interop.handle_ranges import HandleRange
 from jaxd.interop.remote_array import RemoteArray, ResultBatch
 from jaxd.request.arguments import ArgumentEncoder, encode_arguments
 from jaxd_protocol.jit.static_args import NO_STATIC_ARGS
@@ -188,35 +187,6 @@ def test_each_array_goes_when_nobody_holds_it() -> None:
     one[0].delete()
     assert fetcher.told == [("drop", 104), ("drop", 100)]
     assert [array.is_deleted() for array in one] == [True] + [False] * 7
-    one.clear()
-    assert sorted(fetcher.told) == [("drop", 100 + number) for number in range(9)]
-
-
-def test_some_of_a_handle_range_are_given_away() -> None:
-    """By the numbers that they have as leaves of the call."""
-    fetcher = FakeFetcher()
-    one = arrays(fetcher)
-    handle_range = HandleRange(3, one[0].origin, 5, one[5:8])
-    handle_range.mark_donated([range(2, 3), range(4, 7)], "step")
-    assert [array.donated_to for array in one] == [None] * 6 + ["step"] * 2 + [None]
-    handle_range.mark_donated([range(4, 5)], "other")
-    handle_range.unmark_donated([range(4, 7)], "step")
-    assert [array.donated_to for array in one] == [None] * 6 + ["other", None, None]
-    handle_range.mark_released([range(5, 6)])
-    del handle_range
-    one.clear()
-    assert ("drop", 107) not in fetcher.told
-    assert len(fetcher.told) == 8
-
-
-def test_the_server_is_told_of_those_that_nobody_can_use_any_more() -> None:
-    """When it is not known whether the call has taken them; once."""
-    fetcher = FakeFetcher()
-    one = arrays(fetcher)
-    handle_range = HandleRange(0, one[0].origin, 3, one[3:6])
-    handle_range.release([range(1, 9)])
-    assert fetcher.told == [("drop", 104), ("drop", 105)]
-    del handle_range
     one.clear()
     assert sorted(fetcher.told) == [("drop", 100 + number) for number in range(9)]
 

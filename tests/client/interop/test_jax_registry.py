@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,12 +17,12 @@ from jaxd.interop.jax_registry import (
     key_dtype,
     leaf_class,
     register,
-    structure,
     unflatten,
 )
 from jaxd.interop.remote_array import RemoteArray
 from jaxd_protocol.errors import ResultError
 from tests.client.fake_fetcher import FakeFetcher, single_array
+from tests.client.fresh_process import in_a_fresh_process
 
 
 @jax.tree_util.register_pytree_node_class
@@ -48,14 +46,6 @@ class Stranger:
     pass
 
 
-def test_a_node_is_made_as_jax_makes_it() -> None:
-    """Of anything as children, containers and None included."""
-    for child in (1, None, [2, {"a": 3}]):
-        made = unflatten(Node, "aux", [child])
-        assert type(made) is Node
-        assert (made.child, made.aux) == (child, "aux")
-
-
 def test_which_classes_are_registered() -> None:
     """Others cannot be made."""
     assert is_registered(Node)
@@ -69,13 +59,6 @@ def test_what_the_class_does_not_take(cls: Any, aux: Any, count: int) -> None:
     """Is an error with what to do."""
     with pytest.raises(ResultError, match="Return dicts"):
         unflatten(cls, aux, [0] * count)
-
-
-def test_structures() -> None:
-    """A tree that has none is refused."""
-    assert structure({"a": [0, None]}) == jax.tree.structure({"a": [0, None]})
-    with pytest.raises(ResultError):
-        structure({"a": 1, 2: 3})
 
 
 def test_mappings_are_made_of_keys_and_values() -> None:
@@ -100,7 +83,7 @@ def test_without_jax_only_mappings_are_registered() -> None:
         "except ResultError: assert 'jax' not in sys.modules\n"
         "else: raise SystemExit(1)\n"
     )
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+    in_a_fresh_process(program)
 
 
 @pytest.mark.parametrize(("aux", "children"), [((1,), []), ((1,), [1, 2]), ((), [1]), ("x", [1])])
@@ -225,22 +208,6 @@ def test_where_the_tables_have_moved_the_rest_goes_on(
     np.testing.assert_array_equal(fetcher.keep(VECTOR) + 1, VECTOR + 1)
 
 
-def test_flax_writes_and_reads_it(fetcher: FakeFetcher) -> None:
-    """flax.serialization, a module's parameters, nnx."""
-    flax = pytest.importorskip("flax")
-    nnx = pytest.importorskip("flax.nnx")
-    data = flax.serialization.to_bytes({"a": fetcher.keep(VECTOR)})
-    assert data == flax.serialization.to_bytes({"a": jnp.asarray(VECTOR)})
-    back = flax.serialization.from_bytes({"a": fetcher.keep(VECTOR)}, data)
-    np.testing.assert_array_equal(back["a"], VECTOR)
-    dense = flax.linen.Dense(2)
-    state = dense.init(jax.random.key(0), VECTOR)
-    held = jax.tree.map(fetcher.keep, state)
-    expected = dense.apply(state, VECTOR)
-    np.testing.assert_array_equal(dense.apply(held, fetcher.keep(VECTOR)), expected)
-    np.testing.assert_array_equal(nnx.Param(fetcher.keep(VECTOR)) + 1, VECTOR + 1)
-
-
 def test_optax_steps_with_it(fetcher: FakeFetcher) -> None:
     """Gradients, parameters and state may all lie on the server."""
     optax = pytest.importorskip("optax")
@@ -264,19 +231,6 @@ def test_equinox_takes_it_for_an_array(fetcher: FakeFetcher) -> None:
     assert eqx.is_array(tree["a"])
     np.testing.assert_array_equal(eqx.filter_jit(lambda t: t["a"] + 1)(tree), VECTOR + 1)
     np.testing.assert_array_equal(eqx.filter_grad(lambda t: t["a"].sum())(tree)["a"], np.ones(3))
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_orbax_saves_and_restores_it(fetcher: FakeFetcher, tmp_path: Path) -> None:
-    """Handles may also say what is to be restored; nothing moves for that."""
-    ocp = pytest.importorskip("orbax.checkpoint")
-    with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(tmp_path / "state", {"a": fetcher.keep(VECTOR)})
-        checkpointer.wait_until_finished()
-        moved = fetcher.moved
-        back = checkpointer.restore(tmp_path / "state", {"a": fetcher.keep(VECTOR)})
-    np.testing.assert_array_equal(back["a"], VECTOR)
-    assert fetcher.moved == moved == VECTOR.nbytes
 
 
 def test_jax_may_be_tracing_when_it_is_first_asked() -> None:

@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
-from typing import Any
+from collections import OrderedDict
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import pytest
 
 from jaxd.interop.jax_runtime import (
+    array_library,
     current_config,
     encode_jax,
+    leaves_of,
     loaded_jax,
+    map_leaves,
     to_jax,
     to_jax_keys,
 )
 from jaxd_protocol.errors import TracerError
 from jaxd_protocol.pytree import TreeEncoder
+from tests.client.fresh_process import in_a_fresh_process
 from tests.ids import stable_id
-
-
-def in_a_fresh_process(program: str, **more: str) -> Any:
-    """What a program prints, as JSON, in a process that has not imported jax."""
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)} | more
-    return json.loads(
-        subprocess.run(
-            [sys.executable, "-c", program], env=env, capture_output=True, check=True
-        ).stdout
-    )
 
 
 def test_jax_is_found_when_it_is_there_and_not_imported() -> None:
@@ -52,10 +43,7 @@ def test_settings_of_this_thread_travel() -> None:
     """As they are at the moment of the call."""
     assert current_config() == ()
     with jax.enable_x64(True), jax.numpy_rank_promotion("raise"):
-        assert current_config() == (
-            ("jax_enable_x64", True),
-            ("jax_numpy_rank_promotion", "raise"),
-        )
+        assert current_config() == (("jax_enable_x64", True), ("jax_numpy_rank_promotion", "raise"))
     assert current_config() == ()
 
 
@@ -94,21 +82,6 @@ def test_tracers_of_all_kinds_are_refused(wrap: Any) -> None:
         wrap(traced)(jnp.ones(3) if wrap is jax.vmap else 1.0)
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    [np.float32, np.int64, np.float64, np.uint64, np.complex128, np.bool_, np.int8,
-     ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn],
-)  # fmt: skip
-@pytest.mark.parametrize("shape", [(), (0,), (2, 3)], ids=str)
-def test_results_become_arrays_of_the_same_dtype(dtype: Any, shape: tuple[int, ...]) -> None:
-    """Also those of 64 bits, which jax would otherwise cut in half."""
-    array = np.ones(shape, dtype)
-    found = to_jax(array, weak=False)
-    assert isinstance(found, jax.Array)
-    assert (found.dtype, found.shape) == (array.dtype, shape)
-    np.testing.assert_array_equal(np.asarray(found), array)
-
-
 @pytest.mark.parametrize("value", [1.5, 2, 1j], ids=str)
 def test_weak_types_come_home(value: Any) -> None:
     """So that the next operation promotes as it would without a server."""
@@ -116,15 +89,6 @@ def test_weak_types_come_home(value: Any) -> None:
     found = to_jax(array, weak=True)
     assert found.weak_type
     assert found.dtype == array.dtype
-
-
-@pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
-def test_keys_keep_their_implementation(impl: str) -> None:
-    """They draw the same numbers as before."""
-    keys = jax.random.split(jax.random.key(3, impl=impl), 2)
-    found = to_jax_keys(np.asarray(jax.random.key_data(keys)), impl)
-    assert found.dtype == keys.dtype
-    np.testing.assert_array_equal(jax.random.uniform(found[0]), jax.random.uniform(keys[0]))
 
 
 @pytest.mark.parametrize(
@@ -164,3 +128,55 @@ def test_keys_are_encoded_although_jax_traces_whoever_calls() -> None:
     traced(0)
     jax.jit(traced)(1.0)
     assert written[0] == written[1]
+
+
+def test_the_heaviest_library_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those that are imported."""
+    assert array_library() == "jax"
+    monkeypatch.delitem(sys.modules, "jax")
+    assert array_library() == "numpy"
+    monkeypatch.delitem(sys.modules, "numpy")
+    assert array_library() == "lazy"
+
+
+class Pair(NamedTuple):
+    a: Any
+    b: Any
+
+
+TREES: list[tuple[Any, Any]] = [
+    (1, 2),
+    (None, None),
+    ([1, (2, None)], [2, (3, None)]),
+    ({"b": 1, "a": [2]}, {"b": 2, "a": [3]}),
+    (OrderedDict(b=1, a=2), OrderedDict(b=2, a=3)),
+    (Pair(1, {"x": 2}), Pair(2, {"x": 3})),
+]
+
+
+@pytest.mark.parametrize(("tree", "expected"), TREES)
+def test_each_leaf_is_replaced(tree: Any, expected: Any) -> None:
+    """And nothing else: containers keep their types."""
+    mapped = map_leaves(lambda leaf: leaf + 1, tree)
+    assert (mapped, type(mapped)) == (expected, type(expected))
+
+
+def test_it_is_the_same_without_jax() -> None:
+    """In a process that has not imported it, and does not."""
+    code = (
+        "import sys; from collections import OrderedDict; from typing import NamedTuple\n"
+        "from jaxd.interop.jax_runtime import leaves_of, map_leaves\n"
+        "Pair = NamedTuple('Pair', [('a', object), ('b', object)])\n"
+        f"for tree, expected in {TREES!r}:\n"
+        "    mapped = map_leaves(lambda leaf: leaf + 1, tree)\n"
+        "    assert (mapped, type(mapped)) == (expected, type(expected)), tree\n"
+        "assert leaves_of({'b': 1, 'a': (2, None, [3])}) == [1, 2, 3]\n"
+        "assert 'jax' not in sys.modules"
+    )
+    in_a_fresh_process(code)
+
+
+def test_leaves_come_in_the_order_of_the_tree() -> None:
+    """With jax, which sorts the keys of a dict."""
+    tree = {"b": 1, "a": (2, None, [3])}
+    assert leaves_of(tree) == jax.tree.leaves(tree)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from typing import Any
-
 import jax
 import pytest
 from jax._src import config as private
@@ -36,24 +33,10 @@ def test_more_settings_than_are_remembered_are_read_anew(read: SettingsReader) -
             assert read() == ((("jax_random_seed_offset", seed),) if seed else ())
 
 
-def test_a_thread_has_its_own(read: SettingsReader) -> None:
-    """Contexts of the other one are not seen."""
-    found: list[Any] = []
-    with jax.numpy_dtype_promotion("strict"):
-        other = threading.Thread(target=lambda: found.append(read()))
-        other.start()
-        other.join()
-        assert read() == (("jax_numpy_dtype_promotion", "strict"),)
-    assert found == [()]
-
-
 def test_enums_travel_as_their_text(read: SettingsReader) -> None:
     """As a literal, whichever kind of enum it is."""
     with private.explicit_x64_dtypes("error"), private.legacy_prng_key("warn"):
-        assert read() == (
-            ("jax_explicit_x64_dtypes", "error"),
-            ("jax_legacy_prng_key", "warn"),
-        )
+        assert read() == (("jax_explicit_x64_dtypes", "error"), ("jax_legacy_prng_key", "warn"))
 
 
 def test_user_contexts_are_not_read(read: SettingsReader) -> None:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import operator
-import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -19,10 +16,11 @@ import numpy as np
 import pytest
 
 from jaxd import PRNGKeys
-from jaxd.interop.remote_array import handle_reducer
+from jaxd.interop.remote_array import basic_index, handle_reducer
 from jaxd_protocol.errors import ValueDeleted
-from tests.client.array_operations import ANY, JAX, NUMPY, Operation
+from tests.client.array_operations import ANY, JAX, NUMPY, outcome
 from tests.client.fake_fetcher import FakeFetcher
+from tests.client.fresh_process import in_a_fresh_process
 
 wait: Any = jax.block_until_ready
 MATRIX = np.arange(12, dtype=np.float32).reshape(3, 4)
@@ -58,14 +56,6 @@ def same(one: Any, other: Any) -> None:
         np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
     else:
         assert one == other
-
-
-def outcome(operation: Operation, x: Any, xp: Any) -> Any:
-    """The result, or the type of the error."""
-    try:
-        return operation(x, xp)
-    except Exception as error:  # noqa: BLE001  both raise alike
-        return type(error)
 
 
 @pytest.mark.parametrize("name", ANY | JAX)
@@ -389,15 +379,11 @@ def keep(shape, *numbers):
 """
 
 
-def in_a_fresh_process(program: str) -> None:
-    """Runs a program that has not imported numpy or jax."""
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    subprocess.run([sys.executable, "-c", PRELUDE + program], env=env, check=True)
-
-
 def test_a_single_number_needs_no_numpy() -> None:
     """Nor does what is known without moving it."""
-    in_a_fresh_process("""
+    in_a_fresh_process(
+        PRELUDE
+        + """
 x = keep((), 0.1)
 assert (str(x), f"{x:.3f}", int(x), bool(x)) == ("0.1", "0.100", 0, True), str(x)
 assert abs(float(x) - 0.1) < 1e-8 and str(x.fetch()) == "0.1"
@@ -407,13 +393,16 @@ assert "numpy" not in sys.modules
 import numpy as np
 assert not np.asarray(y).flags.writeable and (y + 1).tolist() == [2, 3, 4]
 assert "jax" not in sys.modules
-""")
+"""
+    )
 
 
 @pytest.mark.slow
 def test_an_array_that_is_older_than_the_import_of_jax() -> None:
     """Is a jax array as soon as jax is there."""
-    in_a_fresh_process("""
+    in_a_fresh_process(
+        PRELUDE
+        + """
 old = keep((3,), 0, 1, 2)
 assert (old * 2).tolist() == [0, 2, 4]
 import jax, jax.numpy as jnp
@@ -421,4 +410,44 @@ assert isinstance(old, jax.Array) and isinstance(old, RemoteArray)
 assert type(old + 1) is type(jnp.ones(3) + old) is type(jnp.ones(1))
 assert jax.jit(jnp.sum)(old) == 3 and jax.grad(lambda x: x.sum())(old)[0] == 1
 assert type(keep((3,), 0, 1, 2)) is not RemoteArray
-""")
+"""
+    )
+
+
+SHAPE = (4, 5, 6)
+BASIC: list[Any] = [
+    0, -4, 3, np.int64(2), slice(None), slice(1, 3), slice(None, None, -1), slice(9, 99), ..., None,
+    (), (1, 2, 3), (1, slice(2), -1), (..., 0), (0, ..., 5), (None, 1, None, ...), (..., None),
+    (slice(np.int8(1), None), ...),
+]  # fmt: skip
+OTHER: list[Any] = [
+    4, -5, (0, 5), (..., 6), (0, 0, 0, 0), (0, 0, 0, 0, ...), (..., ...), 1.0, True, np.True_, "x",
+    [0, 1], np.array(1), np.array([0, 1]), (0, [1]), slice(0, 1, 0), slice(0.5), {},
+    (0, slice(None, "a")), slice(np.array(1)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("index", BASIC, ids=str)
+def test_basic_indices_become_plain_numbers(index: Any) -> None:
+    """They mean the same, and hold nothing but Python's own ints."""
+    found = basic_index(index, SHAPE)
+    assert found is not None
+    array = np.arange(120).reshape(SHAPE)
+    np.testing.assert_array_equal(array[found], array[index])
+    for item in found:
+        parts = (item.start, item.stop, item.step) if type(item) is slice else (item,)
+        assert all(part is None or part is ... or type(part) is int for part in parts)
+
+
+@pytest.mark.parametrize("index", OTHER, ids=str)
+def test_other_indices_are_left_to_the_array(index: Any) -> None:
+    """Masks, arrays, and what does not fit."""
+    assert basic_index(index, SHAPE) is None
+
+
+def test_an_empty_axis_has_no_elements() -> None:
+    """Only slices fit."""
+    assert basic_index(0, (0,)) is None
+    assert basic_index(slice(0, 1), (0,)) == (slice(0, 1, None),)
+    assert basic_index((), ()) == ()
+    assert basic_index(0, ()) is None

@@ -13,12 +13,7 @@ import pytest
 from jaxd.connection.shared_reader import NotSent, PendingReply
 from jaxd.interop.handle_ranges import HandleRange
 from jaxd.interop.remote_array import RemoteArray, ResultBatch
-from jaxd.remote_values.call_pipeline import (
-    _MAX_ATTEMPTS,
-    MAX_IN_FLIGHT,
-    CallPipeline,
-    PipelinedCall,
-)
+from jaxd.remote_values.call_pipeline import _MAX_ATTEMPTS, CallPipeline, PipelinedCall
 from jaxd.request.call_request import CallRequest
 from jaxd.transfer.routing import CallTransfer
 from jaxd_protocol.errors import (
@@ -33,14 +28,7 @@ from jaxd_protocol.errors import (
     WorkerReplaced,
 )
 from jaxd_protocol.messages.calls import FAILED, OK
-from jaxd_protocol.messages.data_locations import (
-    BLOCK,
-    DataLocation,
-    ResultPolicy,
-    pack_ids,
-    spans_of,
-    value_ids_of,
-)
+from jaxd_protocol.messages.data_locations import ResultPolicy, pack_ids, spans_of, value_ids_of
 from jaxd_protocol.messages.failures import encode_failure
 from jaxd_protocol.pytree import Leaf
 from jaxd_protocol.wire import Frame
@@ -178,39 +166,6 @@ def numbers(connection: Connection) -> list[int]:
     return [number for number, *_ in connection.sent]
 
 
-def test_a_call_that_is_being_sent_is_not_one_that_was_lost(server: Server) -> None:
-    """Whoever has something to tell the server looks at any time, and would wait for it."""
-    seen: list[bool] = []
-    server.connections[0].looks = lambda: seen.append(server.flights.has_unsent_calls())
-    server.launch()
-    assert seen == [False]
-
-
-def test_what_waits_for_lost_calls_is_told_behind_them(server: Server) -> None:
-    """Once, when they are on their way again."""
-    server.launch()
-    server.launch()
-    assert server.retried == 0
-    server.connections[0].lose()
-    server.launch()
-    assert server.retried == 1
-
-
-def test_a_call_that_is_sent_again_counts_as_lost_until_it_goes_out(server: Server) -> None:
-    """What was let go of must not be told before the call that makes it."""
-    seen: list[bool] = []
-    server.launch()
-    server.connections[0].lose()
-
-    def announce(*_: Any) -> bool:
-        seen.append(server.flights.has_unsent_calls())
-        return True
-
-    server.routes.announce = announce
-    server.launch()
-    assert seen == [True, False]
-
-
 def test_a_call_that_cannot_be_sent_again_ends_alone(server: Server) -> None:
     """Those behind it are sent, and so is the one that found them lost."""
     first, second = server.launch(), server.launch()
@@ -238,54 +193,6 @@ def test_each_says_up_to_where_replies_have_come(server: Server) -> None:
     connection.reply(0)
     server.launch()
     assert [acked for _, acked, _ in connection.sent[3:]] == [first, third]
-
-
-def test_only_so_many_are_on_their_way(server: Server) -> None:
-    """The next one waits for the first."""
-    connection = server.connections[0]
-    for _ in range(MAX_IN_FLIGHT):
-        server.launch()
-    waiting = in_thread(server.launch)
-    assert len(connection.sent) == MAX_IN_FLIGHT
-    assert not waiting.done()
-    connection.reply()
-    waiting.result(10)
-    assert len(connection.sent) == MAX_IN_FLIGHT + 1
-
-
-def test_what_was_lost_is_sent_again_first(server: Server) -> None:
-    """In its order, with its number, and with what nobody holds any more."""
-    server.drops = pack_ids([4])
-    first, second = server.launch(), server.launch()
-    server.drops = b""
-    server.connections[0].lose()
-    third = server.launch()
-    again = server.connections[1]
-    assert numbers(again) == [first.number, second.number, third.number]
-    assert [drops for *_, drops in again.sent] == [pack_ids([4])] * 2 + [b""]
-
-
-def test_who_waits_sends_again(server: Server) -> None:
-    """Nobody else would."""
-    flight = server.launch()
-    server.connections[0].lose()
-    waiting = in_thread(server.flights.wait, flight)
-    until(lambda: len(server.connections) == 2 and bool(server.connections[1].waiting))
-    server.connections[1].reply()
-    waiting.result(10)
-    assert flight.error is None
-
-
-def test_what_nobody_waits_for_is_sent_again_too(server: Server) -> None:
-    """Somebody wants to know when it is done; or that there is no server any more."""
-    ended: list[PipelinedCall] = []
-    flight = server.launch(ended.append)
-    server.connections[0].lose()
-    until(lambda: len(server.connections) == 2 and bool(server.connections[1].waiting))
-    server.gone = NoServer("gone. Start one.")
-    server.connections[1].lose()
-    until(lambda: ended == [flight])
-    assert isinstance(flight.error, NoServer)
 
 
 def test_a_call_that_may_have_run_is_not_to_be_repeated(server: Server) -> None:
@@ -409,24 +316,6 @@ def test_a_call_without_a_server_is_none(server: Server) -> None:
     assert numbers(server.connections[1]) == [first.number, last.number]
 
 
-def test_a_reply_that_was_read_by_an_interrupted_thread_counts(server: Server) -> None:
-    """Whoever waits looks for itself."""
-    flight = server.launch()
-    (pending,) = server.connections[0].waiting
-    pending.value, pending.frame, pending.done = (OK, b"s", b"", b"", b""), Frame(b""), True
-    server.flights.wait(flight)
-    assert flight.done
-    assert not server.flights._open
-
-
-def test_when_the_session_is_gone_so_are_its_calls(server: Server) -> None:
-    """Those that were on their way fail with the same error."""
-    flights = [server.launch() for _ in range(3)]
-    error = ValuesLost("gone. Make them again.")
-    server.flights.fail_all(error)
-    assert [flight.error for flight in flights] == [error] * 3
-
-
 def test_one_that_nobody_waits_for_any_more(server: Server) -> None:
     """The server hears of it; the end is told; it is not sent again when its connection is lost."""
     ended: list[PipelinedCall] = []
@@ -443,15 +332,6 @@ def test_one_that_nobody_waits_for_any_more(server: Server) -> None:
     assert len(server.connections[0].left) == 1
 
 
-@pytest.mark.parametrize("value", [None, (), (OK, b"s"), (OK, b"s", b"", b"123", b"")])
-def test_a_reply_that_is_none_ends_only_its_call(server: Server, value: Any) -> None:
-    """Whoever reads goes on."""
-    flight = server.launch()
-    server.connections[0].reply(0, value)
-    assert flight.error is not None
-    assert not server.flights._open
-
-
 def test_who_is_told_of_an_end_may_make_calls(server: Server) -> None:
     """From any thread: the lock is free by then."""
     told: list[PipelinedCall] = []
@@ -462,66 +342,6 @@ def test_who_is_told_of_an_end_may_make_calls(server: Server) -> None:
     server.launch(ended)
     server.flights.fail_all(ValuesLost("gone. Make them again."))
     assert len(told) == 1
-
-
-def test_an_interrupted_call_may_have_been_sent(server: Server) -> None:
-    """It is not sent again; what it has made goes when its reply comes."""
-    snapshot = SimpleNamespace(name="step", reader=None)
-    spec: Any = SimpleNamespace(key=b"k", snapshot=snapshot, donates=False)
-    call = CallRequest(spec, b"s", b"", (), None, "auto", result_policy=ResultPolicy(1, -1, 64))
-    for has_reply in (True, False):
-        connection = server.connections[-1]
-        connection.interrupts = True
-        flight = PipelinedCall(call, None)
-        with pytest.raises(KeyboardInterrupt):
-            server.flights.launch(flight)
-        connection.interrupts = False
-        ended: list[PipelinedCall] = []
-        server.flights.abandon(flight, ended.append)
-        assert not ended
-        assert not server.flights._open
-        if has_reply:
-            connection.reply()
-            assert flight.error is None
-        else:
-            connection.lose()
-            assert isinstance(flight.error, ConnectionLost)
-        assert ended == [flight]
-
-
-def test_a_loaded_call_never_reads_its_callers_arrays_again(server: Server) -> None:
-    """They may have changed: another load is one of the copies."""
-    block: Any = SimpleNamespace(number=3, view=memoryview(bytearray(8)), release=lambda: None)
-
-    def load(call: CallRequest, *_: Any, **__: Any) -> CallTransfer:
-        block.view[:4] = call.buffers[0]
-        rows = [DataLocation(0, BLOCK, 3, 0)]
-        return CallTransfer(rows, call.buffers[1:], [(block, 0)])
-
-    server.routes.prepare = load
-    server.routes.announce = lambda *_: True
-    spec: Any = SimpleNamespace(key=b"k", snapshot=SimpleNamespace(name="step", reader=None))
-    arrays = [bytearray([1] * 4), bytearray([2] * 4)]
-    buffers = [memoryview(each) for each in arrays]
-    call = CallRequest(
-        spec,
-        b"s",
-        b"",
-        buffers,
-        None,
-        "auto",
-        buffer_leaves=(0, 1),
-        result_policy=ResultPolicy(1, -1, 64),
-    )
-    flight = PipelinedCall(call, None, is_copied=True)
-    server.flights.launch(flight)
-    for each in arrays:
-        each[:] = bytes([9] * 4)
-    server.routes.prepare = lambda call, *_, **__: CallTransfer((), call.buffers)
-    server.routes.announce = lambda *_: False
-    server.connections[0].lose()
-    server.flights._resend_lost()
-    assert server.connections[1].data == [[bytes([1] * 4), bytes([2] * 4)]]
 
 
 def flight(*donated: int, **more: Any) -> tuple[PipelinedCall, list[RemoteArray]]:
@@ -552,56 +372,46 @@ def failed(*given_up: int) -> tuple[Any, ...]:
     return (FAILED, encode_failure(ArithmeticError("no")), packed_leaves(given_up))
 
 
-def test_what_is_known_to_be_taken_is_dead_at_once() -> None:
-    """Before anything was sent."""
-    _, arrays = flight(1)
+ENDS: dict[str, tuple[Any, type | None, list[str | None], list[int]]] = {
+    "succeeds": (
+        lambda one: one.complete(succeeded(0, 2), ()),
+        *(type(None), ["step", None, "step"], [15]),
+    ),
+    "fails": (
+        lambda one: one.complete(failed(0, 2), ()),
+        *(ArithmeticError, ["step", None, "step"], [15]),
+    ),
+    "fails and says nothing of it": (
+        lambda one: one.complete(failed()[:2], ()),
+        *(ArithmeticError, [None] * 3, [14, 15, 20]),
+    ),
+    "its worker gives way": (
+        lambda one: one.complete((FAILED, encode_failure(WorkerReplaced("repeat it")), b""), ()),
+        *(ValuesDied, [None] * 3, [14, 15, 20]),
+    ),
+    "is refused": (
+        lambda one: one.fail_not_run(ValueError("no")),
+        *(ValueError, [None] * 3, [14, 15, 20]),
+    ),
+    "is lost": (
+        lambda one: one.fail_unknown(ConnectionError("gone")),
+        *(ConnectionError, [None, "step", None], [14, 15, 20]),
+    ),
+}
+
+
+@pytest.mark.parametrize(("end", "error", "taken", "told"), ENDS.values(), ids=ENDS)
+def test_the_end_of_a_call_decides_what_was_taken(
+    end: Any, error: type, taken: list[str | None], told: list[int]
+) -> None:
+    """More than was known before anything was sent, or less; the server is told of the rest."""
+    one, arrays = flight(1)
     assert takers(arrays) == [None, "step", None]
-
-
-@pytest.mark.parametrize("reply", [succeeded, failed])
-def test_the_reply_decides_what_was_taken(reply: Any) -> None:
-    """More than was known, or less."""
-    one, arrays = flight(1)
-    one.complete(reply(0, 2), ())
-    assert takers(arrays) == ["step", None, "step"]
-
-
-def test_a_failure_may_say_nothing_of_what_was_taken() -> None:
-    """Then nothing was."""
-    one, arrays = flight(1)
-    one.complete(failed()[:2], ())
-    assert isinstance(one.error, ArithmeticError)
-    assert takers(arrays) == [None] * 3
-
-
-def test_a_worker_that_gives_way_takes_along_what_the_call_needs() -> None:
-    """To repeat it would be of no use: the next one has not got these arrays."""
-    one, arrays = flight(1)
-    one.complete((FAILED, encode_failure(WorkerReplaced("repeat it")), b""), ())
-    assert isinstance(one.error, ValuesDied)
-    assert "step needs 3 of them" in str(one.error)
-    assert takers(arrays) == [None] * 3
-
-
-def test_what_a_lost_call_may_have_taken_stays_dead() -> None:
-    """Nobody knows whether the server has it."""
-    one, arrays = flight(1)
-    one.fail_unknown(ConnectionError("gone"))
-    assert takers(arrays) == [None, "step", None]
-
-
-@pytest.mark.parametrize(
-    ("end", "told"),
-    [
-        (lambda one: one.complete(succeeded(0, 2), ()), [15]),
-        (lambda one: one.complete(failed(0, 2), ()), [15]),
-        (lambda one: one.fail_not_run(ValueError("no")), [14, 15, 20]),
-        (lambda one: one.fail_unknown(ConnectionError("gone")), [14, 15, 20]),
-    ],
-    ids=["succeeds", "fails", "is refused", "is lost"],
-)
-def test_the_server_is_told_of_what_it_does_not_know(end: Any, told: list[int]) -> None:
-    """It need not be told of what it has taken, as it says; of all else that is gone, it must."""
+    end(one)
+    assert type(one.error) is error
+    assert takers(arrays) == taken
+    if error is ValuesDied:  # to repeat it would be of no use: the next one has not got these
+        assert "step needs 3 of them" in str(one.error)
     one, arrays = flight(0, 2)
     fetcher: Any = arrays[0].fetcher
     end(one)
@@ -662,16 +472,6 @@ def test_its_end_is_told_once_and_its_arrays_are_let_go() -> None:
     assert ended == [one]
     assert one.done
     assert not one.call.values
-
-
-def test_another_structure_than_before_is_an_error() -> None:
-    """What was returned before it had run would not fit."""
-    one, _ = flight()
-    one.skeleton = b"known"
-    one.complete(succeeded(), ())
-    with pytest.raises(Exception, match="another structure"):
-        raise one.error or AssertionError
-    assert one.changed == b"skeleton"
 
 
 def test_numbers_grow_in_the_order_of_sending() -> None:

@@ -49,24 +49,6 @@ def test_a_call_that_knows_nothing_of_values_says_nothing_of_them() -> None:
     assert result_policy_for("numpy", on_values=False) is None
 
 
-def test_forms_are_told_apart_by_what_lies_on_the_server(client: Client) -> None:
-    """The same skeleton may give up another array."""
-    add = client.persistent_call(lambda x, y: x + y, donate_argnums=0)
-    x, y = np.ones(1 << 15, np.float32), client.put(np.ones(1 << 15, np.float32))
-    add(x, y)
-    calls = client.caller.session.values().calls
-    assert len(calls._result_shapes) == 1
-    add(client.put(x), y)
-    assert len(calls._result_shapes) == 2
-    assert {given_up for _, given_up, *_ in calls._result_shapes.values()} == {(), (range(1),)}
-
-
-def test_waiting_for_all_raises_what_the_first_one_raised(client: Client) -> None:
-    """Those that are done already count no more."""
-    client.put(np.ones(1))
-    client.caller.session.values().calls.wait_for_all()
-
-
 def test_after_another_structure_than_before_the_next_call_is_right(client: Client) -> None:
     """And nothing of the result that did not fit stays on the server."""
     before = client.statistics().values + 1
@@ -99,21 +81,6 @@ def test_a_result_belongs_to_the_session_in_which_it_was_made(client: Client) ->
     finally:
         client.caller.session.store = values
     assert again.fetcher is array.fetcher is values
-
-
-def test_what_a_message_could_not_tell_is_told_by_another(client: Client) -> None:
-    """A call that is refused takes nothing with it."""
-    values = client.caller.session.values()
-    values.release_queue._is_woken = True  # its thread leaves it to the calls
-    values.drop(range(7, 8))
-    large = np.ones(1 << 20)
-    connection = client.caller.session.connection()
-    connection._channel.writer.max_frame_bytes, limit = 1 << 10, 1 << 30
-    connection.passes_descriptors = False
-    with pytest.raises(LimitExceeded):
-        client.persistent_call(lambda x: x + 1)(large)
-    connection._channel.writer.max_frame_bytes = limit
-    assert 7 in ids_in(values.release_queue.take_all())
 
 
 LONG = b"T" * MIN_INDEXED_BYTES
@@ -169,3 +136,18 @@ def test_the_child_of_a_fork_begins_anew() -> None:
     shapes.confirm(shapes.encode(LONG))
     shapes.after_fork()
     assert len(shapes.encode(LONG)) > 2
+
+
+def test_what_a_message_could_not_tell_is_told_by_another(client: Client) -> None:
+    """A call that is refused takes nothing with it."""
+    values = client.caller.session.values()
+    values.release_queue._is_woken = True  # its thread leaves it to the calls
+    values.drop(range(7, 8))
+    large = np.ones(1 << 20)
+    connection = client.caller.session.connection()
+    connection._channel.writer.max_frame_bytes, limit = 1 << 10, 1 << 30
+    connection.passes_descriptors = False
+    with pytest.raises(LimitExceeded):
+        client.persistent_call(lambda x: x + 1)(large)
+    connection._channel.writer.max_frame_bytes = limit
+    assert 7 in ids_in(values.release_queue.take_all())

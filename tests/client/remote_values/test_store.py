@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from jaxd import Client
-from jaxd.errors import ConnectionLost, ProtocolError, ValuesLost
+from jaxd.errors import ConnectionLost, ProtocolError
+from jaxd.remote_values.store import retry_once
 from jaxd.results.reader import specs_in
 from jaxd_protocol.messages.data_locations import first_value_id
 from jaxd_protocol.pytree import Leaf, TreeEncoder
 from tests.server.staging import until
-from tests.spans import ids_in, packed_ids
+from tests.spans import packed_ids
 
 
 def test_the_arrays_of_a_reply_are_read_from_its_skeleton() -> None:
@@ -24,28 +25,6 @@ def test_the_arrays_of_a_reply_are_read_from_its_skeleton() -> None:
     assert [leaf.dtype for leaf in specs_in(encoder.skeleton)] == ["float32", "int8"]
     with pytest.raises(ProtocolError):
         specs_in(b"P" + bytes(4))
-
-
-def test_what_goes_while_there_is_no_connection_is_kept_in_mind(client: Client) -> None:
-    """For the next call."""
-    values = client.caller.session.values()
-    client.close()
-    assert values._send_releases(packed_ids([5, 6]))
-    assert ids_in(values.release_queue.take_all()) == (5, 6)
-
-
-def test_what_was_put_back_goes_when_there_is_a_connection_again(client: Client) -> None:
-    """No call needs to come, also when the connection came in between."""
-    values = client.caller.session.values()
-    values.release_queue.start()
-    client.close()
-    assert values._send_releases(packed_ids([5, 6]))
-    client.caller.session.connection()
-    until(lambda: not values.release_queue.pending)
-    answers = iter([True, False, False])
-    values._must_defer = lambda: next(answers)  # type: ignore[method-assign]
-    assert values._send_releases(packed_ids([7]))
-    until(lambda: not values.release_queue.pending)
 
 
 def test_a_release_does_not_overtake_a_call_that_was_lost_with_its_connection(
@@ -66,17 +45,6 @@ def test_a_release_does_not_overtake_a_call_that_was_lost_with_its_connection(
     assert values._send_releases(packed_ids([array.id]))
     monkeypatch.undo()
     assert np.asarray(array).tolist() == [1, 1, 1]
-
-
-def test_arrays_of_a_session_that_is_over_say_why(client: Client) -> None:
-    """Each time, and without another connection."""
-    array = client.put(np.ones(3))
-    array.fetcher.invalidate(ValuesLost("they are gone. Make them again."))
-    client.close()
-    for _ in range(2):
-        with pytest.raises(ValuesLost, match="they are gone"):
-            np.asarray(array)
-    assert not client.caller.session.connected
 
 
 def test_several_come_home_with_one_message(client: Client) -> None:
@@ -150,3 +118,28 @@ def test_what_is_put_again_is_not_what_was_put_before(
     assert ids[0] + 1 < kept[0].id
     assert [float(array[-1]) for array in kept] == [1.0, 2.0]
     until(lambda: client.statistics().values == before + 2)
+
+
+LOST, NO = ConnectionLost("gone"), ValueError("no")
+
+
+@pytest.mark.parametrize(
+    ("answers", "found", "left"),
+    [((1, 2), 1, 1), ((LOST, 2, 3), 2, 1), ((LOST, LOST, 3), LOST, 1), ((NO, 2), NO, 1)],
+)
+def test_a_question_is_asked_again_once(answers: Any, found: Any, left: int) -> None:
+    """Only when its connection was lost."""
+    waiting = list(answers)
+
+    def ask() -> Any:
+        answer = waiting.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    if isinstance(found, Exception):
+        with pytest.raises(type(found)):
+            retry_once(ask)
+    else:
+        assert retry_once(ask) == found
+    assert len(waiting) == left

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections import OrderedDict
 from dataclasses import dataclass
 from enum import Enum, IntEnum
@@ -22,6 +18,7 @@ from jaxd_protocol.jit.static_args import NO_STATIC_ARGS, StaticArgs
 from jaxd_protocol.pickling.unpack.unpickler import unpack
 from jaxd_protocol.pytree import parse_skeleton, read_scalar
 from jaxd_protocol.pytree.leaves import numpy_leaf
+from tests.client.fresh_process import in_a_fresh_process
 
 STRICT = StaticArgs(strict=True)
 
@@ -399,6 +396,4 @@ def test_no_numpy_is_imported_for_arguments_without_arrays() -> None:
         "encode_arguments((1.0, [2, {'a': None}], 'text'), {}, NO_STATIC_ARGS, {})\n"
         "print(json.dumps('numpy' in sys.modules))"
     )
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    run = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, check=True)
-    assert json.loads(run.stdout) is False
+    assert in_a_fresh_process(program) is False

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -23,6 +19,7 @@ from jaxd.request.array_specs import encode_specs, is_spec
 from jaxd_protocol.errors import ArgumentError, TracerError
 from jaxd_protocol.jit.static_args import NO_STATIC_ARGS, StaticArgs
 from jaxd_protocol.pickling.unpack.unpickler import unpack
+from tests.client.fresh_process import in_a_fresh_process
 
 LARGE = np.ones((100, 30), np.float32)
 
@@ -214,7 +211,5 @@ def test_neither_numpy_nor_jax_is_imported() -> None:
         "skeleton, _ = encode_specs((1.0, [Spec()]), {}, NO_STATIC_ARGS, {})\n"
         "print(json.dumps([skeleton.hex(), 'numpy' in sys.modules, 'jax' in sys.modules]))"
     )
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    run = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, check=True)
     expected = called(1.0, [np.ones((2, 3), ml_dtypes.bfloat16)]).hex()
-    assert json.loads(run.stdout) == [expected, False, False]
+    assert in_a_fresh_process(program) == [expected, False, False]

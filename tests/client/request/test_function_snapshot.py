@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
-import numpy as np
 import pytest
 
 from jaxd.request.function_snapshot import FunctionSnapshot, FunctionSpec
-from jaxd_protocol.errors import PackingError, TracedReadWarning, UnsharedWarning
+from jaxd_protocol.errors import UnsharedWarning
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.pickling.unpack.unpickler import unpack_function
 
@@ -23,33 +21,6 @@ def fingerprint(function: Any) -> bytes:
 def make(scale: Any) -> Any:
     """A function that closes over a value."""
     return lambda x: x * scale
-
-
-def test_the_same_function_has_the_same_fingerprint() -> None:
-    """Packed again, or made again from the same code with an equal closure."""
-    assert fingerprint(make(2.0)) == fingerprint(make(2.0))
-    assert len(fingerprint(make(2.0))) == 16
-
-
-@pytest.mark.parametrize("other", [3.0, 2, "2.0", (2.0,)], ids=repr)
-def test_another_closure_is_another_function(other: Any) -> None:
-    """In value or in type."""
-    assert fingerprint(make(2.0)) != fingerprint(make(other))
-
-
-HELPERS = "def helper(x):\n    return x + {number}\n\ndef step(x):\n    return helper(x) * 2\n"
-
-
-def test_a_changed_helper_is_another_function() -> None:
-    """What a function calls is part of what it means."""
-
-    def defined(number: int) -> Any:
-        names: dict[str, Any] = {"__name__": "__main__"}
-        exec(HELPERS.format(number=number), names)
-        return names["step"]
-
-    assert fingerprint(defined(1)) == fingerprint(defined(1))
-    assert fingerprint(defined(1)) != fingerprint(defined(2))
 
 
 @pytest.mark.parametrize(
@@ -87,17 +58,6 @@ def test_it_has_the_name_that_people_know() -> None:
     assert FunctionSnapshot(make, Options()).name == "make"
     assert FunctionSnapshot(functools.partial(make, 1), Options()).name == "partial"
     assert FunctionSnapshot(Model(), Options()).name.endswith("Model")
-
-
-def test_static_arguments_are_found_by_position_and_name() -> None:
-    """As jax.jit infers them."""
-
-    def function(x: Any, mode: str, *, flag: bool = False) -> Any:
-        return x
-
-    found = FunctionSnapshot(function, Options(static_argnames=("mode", "flag"))).statics
-    assert (found.positions, found.names) == (frozenset({1}), frozenset({"mode", "flag"}))
-    assert not FunctionSnapshot(function, Options()).statics
 
 
 def test_a_lock_counts_as_such() -> None:
@@ -140,42 +100,6 @@ def test_what_has_no_content_is_warned_of() -> None:
     assert heard[0].filename == __file__
 
 
-def test_a_read_that_no_key_can_hold_is_warned_of() -> None:
-    """The clock stays as it was when the program was built."""
-
-    def stamped(x: Any) -> Any:
-        return x + time.time()
-
-    snapshot = FunctionSnapshot(stamped, Options())
-    with pytest.warns(TracedReadWarning, match=r"stamped reads the clock \(time.time\)") as heard:
-        snapshot.warn()
-    assert heard[0].filename == __file__
-    assert snapshot.manifest.shared
-
-
-def test_what_can_be_neither_in_a_key_nor_carried_is_refused() -> None:
-    """Together with the function that reads it."""
-
-    def reads(x: Any) -> Any:
-        return __import__("os"), x
-
-    with pytest.raises(PackingError, match=r"reads.*uses __import__"):
-        FunctionSnapshot(reads, Options())
-
-
-def test_it_says_when_it_does_not_hold_any_more() -> None:
-    """The same as before holds again, though the key is the same either way."""
-    scale = 2.0
-
-    def scaled(x: Any) -> Any:
-        return x * scale
-
-    snapshot = FunctionSnapshot(scaled, Options())
-    assert snapshot.guards.hold()
-    scale = 3.0
-    assert not snapshot.guards.hold()
-
-
 def test_what_is_ignored_is_not_in_the_fingerprint() -> None:
     """By the name that code gives it."""
 
@@ -186,16 +110,6 @@ def test_what_is_ignored_is_not_in_the_fingerprint() -> None:
         return FunctionSnapshot(stamped, Options(), ("stamp",)).fingerprint
 
     assert fingerprint_with("monday") == fingerprint_with("tuesday")
-
-
-def test_a_change_of_what_is_pinned_is_not_looked_for() -> None:
-    """An array of more than a megabyte: reading it before each call would take too long."""
-    small, large = np.zeros(1 << 10), np.zeros(1 << 20)
-    assert FunctionSnapshot(lambda x: x + small, Options()).guards.complete
-    pinned = FunctionSnapshot(lambda x: x + large, Options())
-    assert not pinned.guards.complete
-    large[0] = 1.0
-    assert pinned.guards.hold()
 
 
 def test_the_code_is_packed_when_it_is_asked_for_and_once() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 from typing import Any
 
@@ -239,30 +238,3 @@ def test_in_the_child_of_a_fork_nobody_is_looking() -> None:
     found._lock.acquire()
     found.after_fork()
     assert found.spec(X32).key
-
-
-def test_while_one_thread_changes_what_another_calls_each_key_is_one_of_both() -> None:
-    """Never a mixture of the two."""
-    made = function("return x * A * helper(x)", A=1)
-    halves = [function("return x", B=1), function("return -x", B=1)]
-    made.__globals__["helper"] = halves[0]
-    expected = set()
-    for half in halves:
-        made.__globals__["helper"] = half
-        expected.add(snapshots(made).spec(X32).key)
-    found = snapshots(made)
-    done = threading.Event()
-
-    def change() -> None:
-        while not done.is_set():
-            for half in halves:
-                made.__globals__["helper"] = half
-
-    thread = threading.Thread(target=change)
-    thread.start()
-    try:
-        seen = {found.spec(X32).key for _ in range(300)}
-    finally:
-        done.set()
-        thread.join()
-    assert seen <= expected

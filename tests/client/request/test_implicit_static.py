@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -20,6 +17,7 @@ from jaxd.request.arguments import (
     name_of,
 )
 from jaxd_protocol.errors import ArgumentError
+from tests.client.fresh_process import in_a_fresh_process
 
 
 class Colour(Enum):
@@ -67,8 +65,7 @@ def test_without_jax_only_the_server_knows_the_classes_of_packages() -> None:
         "print(json.dumps([is_plain_object(value) for value in values]))\n"
         "assert 'jax' not in sys.modules\n"
     )
-    found = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True)
-    assert json.loads(found.stdout) == [True] * 6 + [False] * 4
+    assert in_a_fresh_process(program) == [True] * 6 + [False] * 4
 
 
 class Convertible:

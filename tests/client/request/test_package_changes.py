@@ -12,7 +12,6 @@ from jaxd.request.function_snapshot import PackageChanges
 from jaxd_protocol.base import process
 from jaxd_protocol.errors import SkewWarning
 from jaxd_protocol.packages.distributions import Package
-from tests.server.staging import at_once
 
 OLD, NEW = (Package("optax", version, version.encode()) for version in ("1.0", "1.1"))
 
@@ -76,14 +75,6 @@ def test_a_warning_that_is_an_error_is_counted_all_the_same(disk: Disk) -> None:
     with pytest.raises(SkewWarning):
         package_changes.poll()
     assert package_changes.count == 1
-
-
-def test_many_threads_look_for_one_another(disk: Disk) -> None:
-    """All of them see the same count in the end."""
-    package_changes = PackageChanges()
-    at_once(8, lambda index: call(package_changes, disk))
-    assert package_changes.count == 0
-    assert 1 <= disk.looked <= 8
 
 
 def test_the_child_of_a_fork_can_look(disk: Disk) -> None:

@@ -125,13 +125,6 @@ def test_what_nobody_watches_is_packed_each_time(packings: list[Any]) -> None:
     assert len(packings) == 4
 
 
-def test_what_cannot_travel_is_an_error_each_time() -> None:
-    """With the name that it was given."""
-    for _ in range(2):
-        with pytest.raises(PackingError, match="my thing"):
-            pack_cached((n for n in range(2)), "my thing")
-
-
 def test_that_something_cannot_travel_is_found_out_once_for_a_call(packings: list[Any]) -> None:
     """Which describes its arguments before it packs them; the next call finds out for itself."""
     value = Setting(more={"mark": object()})

@@ -89,12 +89,7 @@ def test_what_the_server_has_come_up_with_is_not_told(project: Path, kind: str, 
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [
-        ("data/table.txt", b"in"),
-        ("inner.txt", b"in"),
-        ("data", True),
-        ("data/missing.txt", None),
-    ],
+    [("data/table.txt", b"in"), ("inner.txt", b"in"), ("data", True), ("data/missing.txt", None)],
 )
 def test_a_file_of_the_project_that_the_function_names_is_told(
     project: Path, name: str, content: Any

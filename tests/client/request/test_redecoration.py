@@ -20,16 +20,6 @@ def step(x: Any) -> Any:
     return x + 1
 
 
-def test_the_sixteenth_time_is_told_and_the_next_is_not() -> None:
-    """With the place, and what to do."""
-    counted = RedecorationCounter()
-    for _ in range(WARN_AFTER - 1):
-        counted.record(step, b"key")
-    with pytest.warns(CompileAdvice, match=r"step \(test_redecoration.py:\d+\) was made persist"):
-        counted.record(step, b"key")
-    counted.record(step, b"key")
-
-
 def test_different_functions_are_not_counted_together() -> None:
     """Nor those that have no code of their own."""
     counted = RedecorationCounter()

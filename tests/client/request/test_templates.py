@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -24,6 +20,7 @@ from jaxd_protocol.explain.argument_shapes import argument_shapes
 from jaxd_protocol.jit.static_args import NO_STATIC_ARGS, StaticArgs
 from jaxd_protocol.pytree import Leaf, parse_skeleton
 from tests.client.fake_fetcher import FakeFetcher, single_array
+from tests.client.fresh_process import in_a_fresh_process
 from tests.client.packings import record_packings
 
 SCALE = 2.0
@@ -180,9 +177,7 @@ def test_a_process_without_jax_pickles() -> None:
         "buffers = encode_arguments((Point(1.0),), {}, NO_STATIC_ARGS, {}).buffers\n"
         "print(json.dumps([len(buffers), 'jax' in sys.modules]))"
     )
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    run = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, check=True)
-    assert json.loads(run.stdout) == [1, False]
+    assert in_a_fresh_process(program) == [1, False]
 
 
 # refusals -----------------------------------------------------------------------------------------

@@ -242,8 +242,6 @@ def test_a_name_alone_owns_nothing(site: FakeSite) -> None:
     assert names(site, "thing/__init__.py") == ["maker-of-many"]
 
 
-
-
 def test_of_versions_left_behind_the_newest_counts(site: FakeSite) -> None:
     """An interrupted installation leaves two descriptions of one package."""
     left = site.install("thing", "2", {"thing.py": ""})
