@@ -71,13 +71,6 @@ def test_a_last_batch_may_be_smaller(client: Client) -> None:
     assert found(batched(problem(3), W)) == expected(3)  # and not W, which has 3 rows as well
 
 
-def test_more_than_a_batch_is_worked_off_in_batches(client: Client) -> None:
-    """With a rest that is smaller, and the same results."""
-    batched = vmap_auto(score, 4, client=client)
-    batched(problem(4), W)
-    assert found(batched(problem(10), W)) == expected(10)
-
-
 def test_examples_that_do_not_match_are_refused(client: Client) -> None:
     """The message says how many there are of each."""
     add = vmap_auto(lambda x, y: x + y, 4, client=client)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import pickle
 import re
+from collections import OrderedDict, namedtuple
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import jaxd
-from jaxd import Client, connect, errors
+from jaxd import Client, RemoteArray, connect, errors
+from jaxd.api import put_get
 from jaxd.connection.settings import Settings
 from jaxd.dispatch.caller import Caller
+from jaxd.errors import ValuesLost
 from jaxd_protocol.network.addresses import Address
 from tests.live_server import TOKEN, LiveServer
 
@@ -37,17 +41,6 @@ def test_a_client_says_where_it_is_connected(live: LiveServer) -> None:
     with connect(live.unix) as client:
         assert repr(client) == f"<jaxd.Client of {live.unix}, connected>"
     assert "the local server" in repr(Client(Caller(Settings())))
-
-
-def test_a_closed_client_can_be_used_again(live: LiveServer) -> None:
-    """It connects anew; closing twice is closing once."""
-    client = connect(live.unix)
-    double = client.persistent_call(lambda x: x * 2)
-    assert float(double(1.0)) == 2.0
-    client.close()
-    client.close()
-    assert float(double(2.0)) == 4.0
-    client.close()
 
 
 def test_info_says_what_the_server_is(live: LiveServer, client: Client) -> None:
@@ -79,17 +72,6 @@ def test_statistics_are_a_snapshot(client: Client) -> None:
     assert after.uptime_s > before.uptime_s
     with pytest.raises(AttributeError):
         after.calls = 0  # type: ignore[misc]
-
-
-def test_statistics_of_the_default_server(
-    live: LiveServer, runtime: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The one that a persistent function would use."""
-    monkeypatch.setenv("JAXD_SERVER", live.unix)
-    assert jaxd.statistics().epoch >= 1
-    monkeypatch.setenv("JAXD_SERVER", f"unix://{runtime}/none.sock")
-    with pytest.raises(errors.NoServer):
-        jaxd.statistics()
 
 
 def test_the_default_servers_client_is_shared(
@@ -155,3 +137,65 @@ def test_a_deleted_array_is_not_pickled_by_handle(client: Client) -> None:
     array.delete()
     with jaxd.pickle_by_handle(), pytest.raises(errors.ValueDeleted):
         pickle.dumps(array)
+
+
+Pair = namedtuple("Pair", "left right")  # noqa: PYI024  users have them
+
+
+def test_what_lies_there_already_is_left_where_it_is(client: Client) -> None:
+    """A tree may hold both."""
+    there = client.put(np.ones(3))
+    placed = client.put([there, 2.0])
+    assert placed[0] is there
+    assert isinstance(placed[1], RemoteArray)
+
+
+def test_an_array_of_another_client_comes_home_first(live: Any, client: Client) -> None:
+    """It lies in another session."""
+    from jaxd import connect
+
+    with connect(live.unix) as other:
+        theirs = other.put(np.arange(3))
+        ours = client.put(theirs)
+        assert ours is not theirs
+        np.testing.assert_array_equal(np.asarray(ours), np.arange(3))
+
+
+def test_what_is_new_needs_nothing_of_a_session_that_is_over(client: Client) -> None:
+    """As after the death of a worker, of which an idle client has not heard."""
+
+    def ends() -> None:
+        client.caller.session.connection().shut()
+        client.caller.session.id = None
+
+    old = client.put(np.ones(2000))  # so large that no copy of it is kept
+    ends()
+    tree = client.put({"x": np.arange(3)}, name="after-the-end")
+    np.testing.assert_array_equal(np.asarray(tree["x"]), np.arange(3))
+    ends()
+    np.testing.assert_array_equal(np.asarray(client.named("after-the-end")["x"]), np.arange(3))
+    ends()
+    assert client.forget("after-the-end")
+    lost, new = client.put([old, 2.0])
+    assert float(new) == 2.0
+    with pytest.raises(ValuesLost, match="needs 1 of them"):
+        np.asarray(lost)
+
+
+def test_an_empty_tree_is_no_question(client: Client) -> None:
+    """There is nothing to send."""
+    trees: list[Any] = [{}, [], None, {"x": [None, ()]}]
+    for tree in trees:
+        assert client.put(tree) == tree
+        assert put_get.fetch_tree(tree) == tree
+
+
+def test_names_keep_containers(client: Client) -> None:
+    """Dicts with an order and named tuples as well."""
+    tree = OrderedDict(b=[np.float32(1)], a=Pair(np.int32(2), ()))
+    client.put(tree, name="placed")
+    found = client.named("placed")
+    assert list(found) == ["b", "a"]
+    assert found["a"]._fields == ("left", "right")
+    assert float(found["b"][0]) == 1.0
+    assert client.forget("placed")

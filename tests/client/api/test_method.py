@@ -8,7 +8,6 @@ import functools
 import inspect
 import pickle
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import cloudpickle
@@ -17,12 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxd import Client, PersistentFunction, connect, persistent_call
+from jaxd import Client, PersistentFunction, persistent_call
 from jaxd.api.method import PersistentMethod
 from jaxd.api.transforms import TransformMethods
 from jaxd_protocol.fingerprint import walk
 from tests.end_to_end.counting import BUILT, WARM, costs
-from tests.live_server import LiveServer
 
 X, Y = np.arange(1.0, 4.0, dtype="f4"), np.full(3, 2, "f4")
 
@@ -68,13 +66,6 @@ def made(client: Client) -> Any:
 
 
 @pytest.fixture(scope="module")
-def shared(live: LiveServer) -> Iterator[Client]:
-    """One client for all that leave nothing behind."""
-    with connect(live.unix) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
 def model(shared: Client) -> Any:
     return made(shared)(3.0)
 
@@ -109,11 +100,7 @@ ROWS: dict[str, tuple[Any, Any, tuple[Any, ...]]] = {
     "value": (lambda f: f.value_and_grad(1), lambda f: jax.value_and_grad(f, 1), (X, Y)),
     "vmap": (lambda f: f.vmap(), jax.vmap, (np.stack([X, Y]), Y[:2])),
     "axes": (lambda f: f.vmap((0, None)), lambda f: jax.vmap(f, (0, None)), (np.stack([X, Y]), Y)),
-    "jacobians": (
-        lambda f: f.jacrev().jacfwd(1),
-        lambda f: jax.jacfwd(jax.jacrev(f), 1),
-        (X, Y),
-    ),
+    "jacobians": (lambda f: f.jacrev().jacfwd(1), lambda f: jax.jacfwd(jax.jacrev(f), 1), (X, Y)),
     "hessian": (lambda f: f.hessian((0, 1)), lambda f: jax.hessian(f, (0, 1)), (X, Y)),
     "jvp": (lambda f: f.jvp, lambda f: lambda p, t: jax.jvp(f, p, t), ((X, Y), (Y, X))),
     "vjp": (_our_vjp, _vjp, ((X, Y), np.float32(2))),
@@ -309,3 +296,38 @@ def test_no_name_of_a_function_loses_the_instance() -> None:
         if not name.startswith("_")
     }
     assert public == own | set(SELFLESS)
+
+
+class Counter:
+    """A class method of a module's class, as from Python 3.13 on it is found."""
+
+    @classmethod
+    @persistent_call
+    def step(cls, x: Any = 1.0) -> Any:
+        return x * 2
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda f: f.grad(),
+        lambda f: f.submit(3.0),
+        lambda f: f.remote(3.0),
+        lambda f: f.warm(3.0),
+        lambda f: f.lower(3.0),
+        lambda f: f.jaxpr(3.0),
+        lambda f: asyncio.run(f.call_async(3.0)),
+    ],
+    ids=["grad", "submit", "remote", "warm", "lower", "jaxpr", "call_async"],
+)
+def test_a_lost_class_is_an_error(monkeypatch: pytest.MonkeyPatch, ask: Any) -> None:
+    """Never a class method of which the first argument is something else."""
+    function = vars(Counter)["step"].__func__
+    monkeypatch.setattr("jaxd.api.method._CLASS_IS_LOST", True)
+    monkeypatch.setenv("JAXD_INLINE", "1")
+    found: Any = types.MethodType(function, Counter)
+    with pytest.raises(TypeError, match=r"vars\(Counter\)\['step'\].__func__.__get__\(cls\)"):
+        ask(found)
+    bound = function.__get__(Counter)
+    assert float(bound.submit(3.0).result()) == 6.0
+    assert float(bound.grad()(3.0)) == 2.0

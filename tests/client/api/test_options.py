@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import enum
 import functools
-import subprocess
-import sys
+import inspect
+import math
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
+from jaxd import PersistentFunction, persistent_call
 from jaxd.api.options import (
     check_arguments,
     check_function,
+    check_option_values,
     inline_of,
     names_of,
     packed_shardings,
     positions_of,
 )
-from jaxd_protocol.jit.options import Options
+from jaxd_protocol.errors import ConfigurationError
+from jaxd_protocol.jit.options import CONFIG_DEFAULTS, Options
+from tests.client.fresh_process import in_a_fresh_process
+from tests.live_server import LiveServer
 
 
 def plain(x: Any, n: int, flag: bool = True) -> Any:
@@ -172,7 +179,111 @@ def test_what_is_no_sharding_is_refused() -> None:
     program = (
         "from jaxd.api.options import packed_shardings\n"
         "try: packed_shardings('out_shardings', 'x')\n"
-        "except TypeError: print('refused')\n"
+        "except TypeError: print(1)\n"
     )
-    found = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True)
-    assert found.stdout == b"refused\n"
+    assert in_a_fresh_process(program) == 1
+
+
+CLIENT = SimpleNamespace(caller=None)
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        ({"results": "torch"}, "'auto', 'numpy', 'jax'"),
+        ({"results": None}, "'auto', 'numpy', 'jax'"),
+        ({"timeout_s": "3"}, "Give seconds"),
+        ({"timeout_s": True}, "Give seconds"),
+        ({"timeout_s": 0}, "positive number"),
+        ({"timeout_s": -1.0}, "positive number"),
+        ({"timeout_s": math.nan}, "positive number"),
+        ({"timeout_s": math.inf}, "leave it out to wait without end"),
+        ({"timeout_s": 1e300}, "positive number"),
+        ({"strict": 1}, "True or False"),
+        ({"strict": None}, "True or False"),
+        ({"ship": "files"}, "'value', 'source'"),
+        ({"ship": None}, "'value', 'source'"),
+        ({"config": ["jax_enable_x64"]}, "Write it as"),
+        ({"config": {"jax_platforms": "cpu"}}, "jax_enable_x64"),
+        ({"config": {"jax_enable_x64": 1}}, "True or False"),
+        ({"config": {"jax_default_matmul_precision": 3}}, "text or None"),
+        ({"config": {"jax_default_prng_impl": None}}, "such as 'threefry2x32'"),
+        ({"client": "tcp://gpu:1"}, "jaxd.connect"),
+        ({"client": CLIENT, "server": "tcp://gpu:1"}, "Leave out server="),
+        ({"client": CLIENT, "host": "gpu"}, "Leave out host="),
+        ({"client": CLIENT, "port": 1}, "Leave out port="),
+        ({"client": CLIENT, "token": "secret"}, "Leave out token="),
+        ({"compiler_options": [("a", 1)]}, "Write it as"),
+        ({"compiler_options": {1: 1}}, "Write it as"),
+        ({"callbacks": print}, "Write it as callbacks="),
+        ({"callbacks": [print, "log"]}, "Write it as callbacks="),
+        ({"callbacks": {print: 1}}, "Write it as callbacks="),
+    ],
+    ids=str,
+)
+def test_a_value_that_is_not_usable(options: dict[str, Any], hint: str) -> None:
+    """An error that says what is, already where the decorator stands."""
+    with pytest.raises(ConfigurationError, match=hint):
+        persistent_call(**options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"client": None, "server": "tcp://gpu:1", "timeout_s": None, "config": None},
+        {"client": CLIENT, "server": None, "results": "numpy", "timeout_s": 0.5},
+        {"strict": True},
+        {"ship": "source"},
+        {"config": dict(CONFIG_DEFAULTS), "timeout_s": 1},
+        {"config": {"jax_default_matmul_precision": "highest"}},
+        {"compiler_options": {"xla_embed_ir_in_executable": True}},
+    ],
+    ids=str,
+)
+def test_a_value_that_is(options: dict[str, Any]) -> None:
+    """Also None, where leaving the option out means the same."""
+    check_option_values(options)
+
+
+def step(x: float, y: float = 2.0) -> float:
+    """Adds."""
+    return x + y
+
+
+def test_bare_with_options_and_plain() -> None:
+    """All of them give a persistent function; nothing is looked for or started."""
+    for made in (
+        persistent_call(step),
+        persistent_call()(step),
+        persistent_call(static_argnames="y")(step),
+        persistent_call(step, port=1),
+        persistent_call(step, server="unix:///tmp/none.sock", timeout_s=3),
+    ):
+        assert isinstance(made, PersistentFunction)
+        assert made.__wrapped__ is step
+
+
+def test_the_function_keeps_its_name_signature_and_docstring() -> None:
+    """For people and for tools."""
+    made: Any = persistent_call(step)
+    assert (made.__name__, made.__doc__, made.__module__) == ("step", "Adds.", __name__)
+    assert inspect.signature(made) == inspect.signature(step)
+    assert inspect.signature(made, follow_wrapped=False) == inspect.signature(step)
+
+
+def test_an_unknown_option_is_named() -> None:
+    """Together with those that exist."""
+    with pytest.raises(TypeError, match=r"static_argname'.*static_argnames"):
+        persistent_call(step, static_argname="y")  # type: ignore[call-overload]
+
+
+def test_the_environment_is_read_at_the_first_call(
+    live: LiveServer, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A decorator at the top of a file does not fix where the function runs."""
+    made = persistent_call(lambda x: x + 1)
+    monkeypatch.setenv("JAXD_SERVER", live.unix)
+    assert float(made(1.0)) == 2.0
+    monkeypatch.setenv("JAXD_SERVER", "unix:///tmp/none.sock")
+    assert float(made(2.0)) == 3.0

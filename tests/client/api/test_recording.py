@@ -14,23 +14,12 @@ import pytest
 
 from jaxd import Client, persistent_call
 from jaxd.api import recording
-from jaxd.api.recording import (
-    CallProfile,
-    OneCall,
-    ProfileRow,
-    Span,
-    follow,
-    profiled,
-    server_rows,
-)
+from jaxd.api.recording import CallProfile, OneCall, ProfileRow, Span, follow, profiled, server_rows
 
 PROFILE = CallProfile(
     "step",
     200.0,
-    (
-        ProfileRow("client", "wait", 0, 150.0, 0.75),
-        ProfileRow("server", "<run>", 1, 100.0, 0.5),
-    ),
+    (ProfileRow("client", "wait", 0, 150.0, 0.75), ProfileRow("server", "<run>", 1, 100.0, 0.5)),
     None,
 )
 

@@ -355,3 +355,14 @@ print(type(double.trace(1.0)).__mro__[1].__name__, double.trace(1.0).out_info.dt
 """
     ended = live.run(program)
     assert ended.stdout == "Traced float32\n", ended.stderr
+
+
+def test_nothing_is_called(client: Client) -> None:
+    """Not even once, and a name is asked of nobody."""
+    function = client.persistent_call(layer, extra_key="inspected")
+    with costs(client) as spent:
+        assert len(bytes.fromhex(function.fingerprint)) == 16
+        assert function.why(X, X.T).verdict == "compile"
+        assert "dot_general" in function.jaxpr(X, SPEC)
+        assert function.clear() == 0
+    assert spent == {"traces": 1}

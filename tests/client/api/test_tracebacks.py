@@ -27,13 +27,6 @@ def _frames_are_hidden() -> Iterator[None]:
     config.update("jax_traceback_filtering", setting)
 
 
-@pytest.fixture(scope="module")
-def shared(live: LiveServer) -> Iterator[Client]:
-    """One client for all that leave nothing behind."""
-    with connect(live.unix) as client:
-        yield client
-
-
 def mismatched(x: Any) -> Any:
     """One that jax refuses to trace."""
     return jnp.dot(x, jnp.ones((5, 5)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -10,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxd import Client, PersistentFunction, connect, persistent_call
+from jaxd import Client, PersistentFunction, persistent_call
 from jaxd.errors import ConfigurationError
 from tests.end_to_end.counting import BUILT, WARM, costs
 from tests.live_server import LiveServer
@@ -26,13 +25,6 @@ def loss(x: Any, y: Any) -> Any:
 def scaled(x: Any, y: Any, mode: str = "up") -> Any:
     """Something with a static argument."""
     return x * y if mode == "up" else x / y
-
-
-@pytest.fixture(scope="module")
-def shared(live: LiveServer) -> Iterator[Client]:
-    """One client for all that leave nothing behind."""
-    with connect(live.unix) as client:
-        yield client
 
 
 def _equal(ours: Any, theirs: Any) -> None:
@@ -62,11 +54,7 @@ def _rows() -> dict[str, tuple[Any, Any, tuple[Any, ...]]]:
             (X, Y),
         ),
         "vmap": (lambda f: f.vmap((0, None)), jax.vmap(loss, (0, None)), (xx, Y)),
-        "jacfwd, jacrev": (
-            lambda f: f.jacrev().jacfwd(1),
-            jax.jacfwd(jax.jacrev(loss), 1),
-            (X, Y),
-        ),
+        "jacfwd, jacrev": (lambda f: f.jacrev().jacfwd(1), jax.jacfwd(jax.jacrev(loss), 1), (X, Y)),
         "hessian": (lambda f: f.hessian((0, 1)), jax.hessian(loss, (0, 1)), (X, Y)),
         "grad, vmap": (
             lambda f: f.grad().vmap(in_axes=(0, None)),
@@ -148,12 +136,20 @@ def test_every_change_of_the_list_is_another_key(shared: Client) -> None:
 
 
 def test_a_change_of_the_function_is_another_key_for_each(shared: Client) -> None:
-    """What a transformation is of counts as much as what it is."""
+    """And of its options: what a transformation is of counts as much as what it is."""
 
     def other(x: Any, y: Any) -> Any:
         return jnp.sum(jnp.cos(x) * y**2)
 
-    assert not set(_keys(shared.persistent_call(loss))) & set(_keys(shared.persistent_call(other)))
+    keys = set(_keys(shared.persistent_call(loss)))
+    assert not keys & set(_keys(shared.persistent_call(other)))
+    for options in (
+        {"extra_key": "k"},
+        {"keep_unused": True},
+        {"config": {"jax_enable_x64": True}},
+    ):
+        changed: Any = shared.persistent_call(loss, **options)
+        assert not keys & set(_keys(changed)), options
 
 
 FACTOR = 2.0

@@ -6,14 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from jaxd import Client, persistent_call
 from jaxd.api.why import Why, is_valid_call
 from jaxd.errors import NoServer
 from jaxd_protocol.explain.key_differences import Difference
-from tests.live_server import LiveServer
 
 PROGRAM: dict[str, Any] = {
     "arguments": {"x": "float32[3]", "steps": "10 (static)"},
@@ -116,21 +114,6 @@ def test_no_arguments_are_a_call_where_none_are_needed() -> None:
     assert is_valid_call(type, (), {})  # says nothing of what it needs
 
 
-def test_a_function_is_asked_about_in_its_life(client: Client) -> None:
-    """Unknown; called; called with something else; asked about as a whole."""
-    scale = client.persistent_call(lambda x, steps=1: x * steps * 3.5, static_argnames="steps")
-    x = np.zeros((128, 8), np.float32)
-    assert scale.why(x).verdict == "compile"
-    scale(x)
-    assert scale.why(x).verdict == "hit"
-    other = scale.why(x, steps=2)
-    assert [each.text for each in other.differences] == ["argument steps: now given (2)"]
-    assert other.nearest is not None
-    assert other.nearest["arguments"] == {"x": "float32[128,8]"}
-    whole = scale.why()  # type: ignore[call-arg]
-    assert (whole.verdict, len(whole.programs)) == ("hit", 1)
-
-
 def test_a_question_is_no_call(client: Client) -> None:
     """No counter moves, and nothing is kept."""
     negate = client.persistent_call(lambda x: -x - 3.25)
@@ -159,9 +142,3 @@ def test_without_a_server_at_all_there_is_nobody_to_ask(
     monkeypatch.setenv("JAXD_INLINE", "1")
     with pytest.raises(NoServer, match="JAXD_INLINE=1"):
         persistent_call(lambda x: x).why(1.0)
-
-
-def test_a_named_server_that_does_not_run_is_an_error(live: LiveServer, runtime: Path) -> None:
-    """As for a call."""
-    with pytest.raises(NoServer):
-        persistent_call(lambda x: x, server=f"unix://{runtime}/none.sock").why(1.0)

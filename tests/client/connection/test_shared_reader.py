@@ -174,12 +174,12 @@ def test_a_connection_has_one_thread_that_reads_and_only_where_one_is_wanted(
     server.send_reply(server.take()[0], None)
     waiting.result(10)
     assert threads() <= before
+    arrived = threading.Semaphore(0)
     for _ in range(3):
-        arrived = threading.Event()
-        pending = PendingReply(lambda _, arrived=arrived: arrived.set(), needs_reader=True)
+        pending = PendingReply(lambda _: arrived.release(), needs_reader=True)
         client.launch("call", (), (), pending, client.number())
         server.send_reply(server.take()[0], None)
-        assert arrived.wait(10)
+        assert arrived.acquire(timeout=10)
     (mine,) = threads() - before
     client.shut()
     mine.join(10)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import gc
-import os
 import queue
-import signal
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -24,25 +20,12 @@ from jaxd.connection.shared_reader import PendingReply
 from jaxd.dispatch.async_call import AsyncCall
 from jaxd.remote_values.store import OpenSession
 from jaxd.transfer.shared_memory import shared_pool
-from jaxd_protocol.errors import (
-    Cancelled,
-    ConnectionLost,
-    DeadlineExceeded,
-    LimitExceeded,
-    NoServer,
-    ProtocolError,
-)
+from jaxd_protocol.errors import LimitExceeded, NoServer, ProtocolError
 from tests.end_to_end.gates import Gate, stop_at
+from tests.server.staging import until
 from tests.live_server import LiveServer
 from tests.server.in_process import InProcessServer
-from tests.server.staging import until
 from tests.shared.wire.interrupt import swallowed_interrupt
-
-
-@pytest.fixture
-def gate(tmp_path: Path) -> Gate:
-    """Where a function on the server waits."""
-    return Gate(tmp_path / "gate")
 
 
 def places(client: Client) -> int:
@@ -101,18 +84,6 @@ def test_a_call_that_cannot_be_sent_gives_its_place_back(client: Client) -> None
     assert float(good.submit(np.ones(3)).result()) == 3.0
 
 
-def test_a_deadline_ends_the_wait_and_not_the_connection(live: LiveServer, gate: Gate) -> None:
-    """The reply that comes too late is dropped, and the next call is right."""
-    with connect(live.unix) as client:
-        slow = client.persistent_call(stop_at(gate.path), timeout_s=0.2)
-        future = slow.submit(1.0)
-        with pytest.raises(DeadlineExceeded):
-            future.result()
-        gate.let_leave(client)
-        double = client.persistent_call(lambda x: x * 2)
-        assert float(double.submit(4.0).result()) == 8.0
-
-
 def test_a_cancelled_future_stays_cancelled(client: Client, gate: Gate) -> None:
     """Its result comes and is dropped."""
     slow = client.persistent_call(stop_at(gate.path))
@@ -121,19 +92,6 @@ def test_a_cancelled_future_stays_cancelled(client: Client, gate: Gate) -> None:
         assert future.cancel()
     assert float(client.persistent_call(lambda x: x * 3)(2.0)) == 6.0
     assert future.cancelled()
-
-
-@pytest.mark.parametrize("size", [1 << 12, 1 << 17])
-def test_a_repeated_call_is_of_the_arrays_that_it_was_made_with(
-    client: Client, gate: Gate, size: int
-) -> None:
-    """Their owner has changed them since: those in the message, and those in shared memory."""
-    array = np.ones(size, np.float32)
-    future = client.persistent_call(stop_at(gate.path)).submit(array)
-    array[:] = 7
-    with gate.reached():
-        client.caller.session.connection()._channel.stream.sock.shutdown(2)
-    np.testing.assert_array_equal(np.asarray(future.result(30)), 2)
 
 
 def test_a_future_does_not_keep_the_arrays_of_its_call(client: Client) -> None:
@@ -158,45 +116,6 @@ def small_in_process_server() -> Iterator[InProcessServer]:
     in_process_server = InProcessServer(max_calls=2)
     yield in_process_server
     in_process_server.close()
-
-
-def test_who_cannot_have_a_thread_to_come_again_learns_why(
-    client: Client, gate: Gate, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And so does everybody else whose call was lost."""
-    stopping = client.persistent_call(stop_at(gate.path))
-    futures = [stopping.submit(float(number)) for number in range(3)]
-
-    def refuse(timer: threading.Timer) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with gate.reached():
-        monkeypatch.setattr(threading.Timer, "start", refuse)
-        client.caller.session.connection()._channel.stream.sock.shutdown(2)
-        for future in futures:
-            with pytest.raises(RuntimeError, match="new thread"):
-                future.result(30)
-    gate.let_leave(client)
-
-
-def test_an_interrupt_of_who_tells_of_a_loss_loses_nobody(live: LiveServer) -> None:
-    """It is told of once more, and of the others all the same."""
-    notified: list[int] = []
-
-    def tell(number: int, pending: PendingReply) -> None:
-        notified.append(number)
-        if notified == [1]:
-            raise KeyboardInterrupt
-
-    with connect(live.unix) as client:
-        connection = client.caller.session.connection()
-        for number in (1, 2, 3):
-            waiting = PendingReply(partial(tell, number), needs_reader=True)
-            connection.shared_reader.register(connection.number(), waiting)
-        with pytest.raises(KeyboardInterrupt):
-            connection.shared_reader.fail_all(ConnectionLost("it was cut."))
-    assert notified == [1, 1, 2, 3]
-    assert not connection.shared_reader.pending
 
 
 def test_what_was_sent_before_an_interrupt_is_cancelled(
@@ -333,44 +252,6 @@ def _refused_after(client: Client, times: int) -> Callable[..., OpenSession]:
         return current(fresh, deadline)
 
     return find
-
-
-def test_closing_the_client_ends_its_open_calls_for_good(live: LiveServer, gate: Gate) -> None:
-    """They fail, and are not repeated over a new connection."""
-    client = connect(live.unix)
-    future = client.persistent_call(stop_at(gate.path)).submit(1.0)
-    with gate.reached():
-        client.close()
-        with pytest.raises(Cancelled, match="closed"):
-            future.result()
-    assert not client.caller.session.connected
-
-
-def test_a_callback_may_make_calls(client: Client) -> None:
-    """The reading goes on meanwhile."""
-    double = client.persistent_call(lambda x: x * 2)
-    double(1.0)
-    answers: queue.SimpleQueue[float] = queue.SimpleQueue()
-    futures = [double.submit(float(i)) for i in range(4)]
-    for future in futures:
-        future.add_done_callback(lambda done: answers.put(float(double(float(done.result())))))
-    assert sorted(answers.get(timeout=20) for _ in futures) == [0.0, 4.0, 8.0, 12.0]
-    assert float(double(21.0)) == 42.0
-
-
-@pytest.mark.soak
-def test_a_large_call_after_the_worker_was_replaced_is_just_made(
-    start_live: Callable[..., LiveServer],
-) -> None:
-    """Nothing was in flight, so nothing was lost."""
-    server = start_live()
-    with connect(server.unix) as client:
-        total = client.persistent_call(lambda x: x.sum())
-        x = np.ones(1 << 18, np.float32)
-        assert float(total.submit(x).result()) == 1 << 18
-        os.kill(server.worker_pid(), signal.SIGKILL)
-        server.wait_for("worker_ready", count=2)
-        assert float(total.submit(x).result()) == 1 << 18
 
 
 def test_an_interrupt_before_the_reading_is_handed_on_costs_nothing(

@@ -78,27 +78,6 @@ def test_a_lost_connection_is_forgiven_once(open_call: OpenCall) -> None:
         open_call.begin_attempt()
 
 
-def test_what_was_not_sent_does_not_count_as_lost(open_call: OpenCall) -> None:
-    """Nothing of it can have run."""
-    for _ in range(5):
-        open_call.begin_attempt()
-        open_call.check_repeatable(LOST)
-    open_call.begin_attempt()
-
-
-def test_the_output_of_all_attempts_counts(open_call: OpenCall) -> None:
-    """Also when the second one ended before it emitted as much as the first."""
-
-    def is_repeated(text: str) -> bool:
-        return open_call.effects().is_repeated_output(("print", text))
-
-    assert not any(map(is_repeated, "ab"))
-    open_call.begin_attempt()
-    assert is_repeated("a")
-    open_call.begin_attempt()
-    assert all(map(is_repeated, "ab"))
-
-
 def test_data_is_released_once(open_call: OpenCall, session: Mock) -> None:
     """A reply that comes after it was abandoned gives back what the server keeps for it."""
     transfer = session.transfer_router.return_value.prepare.return_value

@@ -1,15 +1,31 @@
 from __future__ import annotations
 
+import ssl
+import threading
 import time
+from contextlib import nullcontext
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from jaxd.connection.shared_reader import NotSent
-from jaxd.dispatch.retry import BusyBackoff, RetryLimits
+from jaxd.dispatch import retry
+from jaxd.dispatch.retry import BusyBackoff, Outage, RetryBudget, RetryCopy, RetryLimits, outlasted
 from jaxd.request.call_request import CallRequest
-from jaxd_protocol.errors import ConnectionLost, WorkerLost
+from jaxd.transfer.routing import CallTransfer
+from jaxd_protocol.errors import (
+    ConnectionLost,
+    JaxdError,
+    NoServer,
+    ProtocolError,
+    ServerStartFailed,
+    WorkerLost,
+)
 from jaxd_protocol.messages.calls import LOST_AGAIN, LOST_ONCE
+from jaxd_protocol.messages.data_locations import BLOCK, VALUE, DataLocation
+from jaxd_protocol.network.addresses import Address
 
 LOST = ConnectionLost("lost")
 
@@ -117,3 +133,171 @@ def test_nobody_comes_again_too_late() -> None:
     """After its deadline the caller is told."""
     assert BusyBackoff(time.monotonic() + 0.05).pause_s(BUSY) is None
     assert BusyBackoff(time.monotonic() + 5.0).pause_s(BUSY) is not None
+
+
+def call_of(*buffers: bytearray, sources: dict[int, Any] | None = None) -> CallRequest:
+    """A call with these arrays, the leaves 0, 1, 2, …."""
+    owners = range(len(buffers))
+    spec: Any = None
+    data = [memoryview(one) for one in buffers]
+    return CallRequest(
+        spec, b"s", b"b", data, None, "auto", buffer_leaves=owners, sources=sources or {}
+    )
+
+
+def test_it_does_not_change_with_the_callers_arrays() -> None:
+    """Those in a block are there already, those of jax stay what they are, the rest is copied."""
+    sent, shared, of_jax = bytearray(b"sent"), bytearray(b"shared"), bytearray(b"of jax")
+    call = call_of(sent, shared, of_jax, sources={2: object()})
+    shares: list[int] = []
+    block: Any = SimpleNamespace(number=5, view=memoryview(b"....shared"))
+    block.retain, block.release = (partial(shares.append, 1), partial(shares.append, -1))
+    load = CallTransfer(
+        [DataLocation(1, BLOCK, 5, 4), DataLocation(2, VALUE, 77)], [memoryview(sent)], [(block, 4)]
+    )
+    spare = RetryCopy.of(call, load, RetryBudget(4))
+    assert spare is not None
+    for array in (sent, shared):
+        array[:] = bytes(len(array))
+    assert [bytes(one) for one in spare.call.buffers] == [b"sent", b"shared", b"of jax"]
+    assert (spare.nbytes, shares) == (4, [1])
+    spare.release()
+    assert shares == [1, -1]
+
+
+def test_what_is_pickled_is_copied_too() -> None:
+    """Its buffers have no leaf of their own; perhaps not all are listed."""
+    first, second = bytearray(b"first"), bytearray(b"second")
+    call = call_of(first, second)._replace(buffer_leaves=[-1])
+    spare = RetryCopy.of(call, CallTransfer((), call.buffers), RetryBudget())
+    assert spare is not None
+    first[:] = second[:5] = bytes(5)
+    assert [bytes(one) for one in spare.call.buffers] == [b"first", b"second"]
+
+
+def test_an_array_that_the_server_has_and_its_owner_may_change_is_copied() -> None:
+    """The next worker does not have it."""
+    array = bytearray(b"hashed")
+    spare = RetryCopy.of(
+        call_of(array), CallTransfer([DataLocation(0, VALUE, 77)], []), RetryBudget()
+    )
+    assert spare is not None
+    array[:] = bytes(6)
+    assert bytes(spare.call.buffers[0]) == b"hashed"
+
+
+def test_there_is_room_for_so_many_bytes() -> None:
+    """Of all calls together; what is given back can be taken again."""
+    room, call = RetryBudget(10), call_of(bytearray(6))
+    load = CallTransfer((), call.buffers)
+    first = RetryCopy.of(call, load, room)
+    assert first is not None
+    assert RetryCopy.of(call, load, room) is None
+    first.release()
+    assert RetryCopy.of(call, load, room) is not None
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_a_copy_that_is_not_made_takes_no_room(
+    monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    """Without memory for it the call goes out all the same."""
+    room, call = RetryBudget(10), call_of(bytearray(6))
+
+    def copy(data: memoryview) -> bytes:
+        raise error
+
+    monkeypatch.setattr(retry, "bytes", copy, raising=False)
+    with pytest.raises(KeyboardInterrupt) if error is KeyboardInterrupt else nullcontext():
+        assert RetryCopy.of(call, CallTransfer((), call.buffers), room) is None
+    assert room.reserve(10)
+
+
+def test_a_fork_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another thread of the parent held or had taken counts no more."""
+    room = RetryBudget(10)
+    assert room.reserve(10)
+    monkeypatch.setattr(room, "_lock", held := threading.Lock())
+    with held:
+        room.after_fork()
+        room.release(10)  # what the parent had taken
+    assert [room.reserve(10), room.reserve(1)] == [True, False]
+
+
+UNIX = Address.unix("/run/s.sock")
+TCP = Address.tcp("host", 1)
+SSH = Address.parse("ssh://host")
+
+
+def caused(error: JaxdError, cause: BaseException | None) -> JaxdError:
+    """An error with its cause."""
+    error.__cause__ = cause
+    return error
+
+
+def later(grace_s: float, seconds: float) -> Outage:
+    """An outage that has lasted for so long."""
+    outage = Outage(grace_s)
+    outage._began -= seconds
+    return outage
+
+
+REFUSED = caused(NoServer("refused"), ConnectionRefusedError(111, "refused"))
+GONE = caused(NoServer("gone"), FileNotFoundError(2, "gone"))
+
+
+@pytest.mark.parametrize(
+    ("error", "address", "is_tried"),
+    [
+        (REFUSED, TCP, True),
+        (REFUSED, UNIX, True),
+        (caused(NoServer("unreachable"), OSError(113, "unreachable")), TCP, True),
+        (caused(ProtocolError("broken off"), ConnectionResetError(104, "reset")), TCP, True),
+        (caused(ProtocolError("broken off"), EOFError()), UNIX, True),
+        (caused(ProtocolError("no TLS"), ssl.SSLEOFError()), TCP, True),
+        (caused(ProtocolError("no TLS"), ssl.SSLError(1, "wrong version")), TCP, False),
+        (caused(ProtocolError("no server"), ValueError("no JSON")), TCP, False),
+        (GONE, UNIX, False),
+        (caused(NoServer("not let in"), PermissionError("Permission denied")), SSH, False),
+        (caused(NoServer("no login"), ConnectionError("it said nothing")), SSH, True),
+        (ServerStartFailed("it ended"), UNIX, False),
+        (NoServer("switched off"), UNIX, False),
+    ],
+)
+def test_what_is_tried_again_for_long(error: JaxdError, address: Address, is_tried: bool) -> None:
+    """What may pass: not what something else answers, and not what only a new server can mend."""
+    assert (later(60.0, 3.0).pause_s(error, address, None) is not None) is is_tried
+    assert later(60.0, 61.0).pause_s(error, address, None) is None
+
+
+def test_a_socket_that_is_gone_may_be_made_again() -> None:
+    """By a server that is being restarted just now."""
+    assert later(60.0, 1.0).pause_s(GONE, UNIX, None) is not None
+    assert later(0.5, 1.0).pause_s(GONE, UNIX, None) is None
+
+
+def test_pauses_grow_and_end_with_the_callers_time() -> None:
+    """So that many clients do not keep a server busy that has just started."""
+    first, late = later(60.0, 0.0), later(60.0, 30.0)
+    assert (first.pause_s(REFUSED, TCP, None) or 9) < 0.1
+    assert (late.pause_s(REFUSED, TCP, None) or 0) >= 0.5
+    assert (late.pause_s(REFUSED, TCP, time.monotonic() + 0.1) or 9) <= 0.1
+    assert late.pause_s(REFUSED, TCP, time.monotonic() - 0.1) is None
+
+
+def test_logins_are_tried_more_and_more_seldom() -> None:
+    """Each is a process, and a line in a log; machines shut out who tries too often."""
+    first, late = later(60.0, 0.0), later(60.0, 30.0)
+    refused = caused(NoServer("no login"), ConnectionError("it said nothing"))
+    assert 0.2 < (first.pause_s(refused, SSH, None) or 0) < 1.0
+    assert (late.pause_s(refused, SSH, None) or 0) >= 5.0
+
+
+def test_the_error_says_what_may_be_in_between() -> None:
+    """A tunnel takes connections for a server that does not run."""
+    broken = caused(ProtocolError("broken off"), EOFError())
+    found = outlasted(broken, TCP, 60.0)
+    assert isinstance(found, NoServer)
+    assert found.may_repeat
+    assert found.__cause__ is broken
+    assert outlasted(REFUSED, TCP, 60.0) is REFUSED

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import pytest
 from jaxd import Client, connect
 from jaxd.connection.shared_reader import SharedReader
 from jaxd.dispatch.async_call import AsyncCall, SentCall
-from jaxd_protocol.errors import DeadlineExceeded, FallbackWarning
+from jaxd_protocol.errors import FallbackWarning
 from tests.client.dispatch.test_async_call import places
 from tests.client.tracing.test_fallback import Unpackable, local
 from tests.end_to_end.gates import Gate, stop_at
@@ -22,12 +21,6 @@ from tests.live_server import LiveServer, live_server
 from tests.server.staging import until
 
 NUMBERS = [float(i) for i in range(100)]
-
-
-@pytest.fixture
-def gate(tmp_path: Path) -> Gate:
-    """Where a function on the server waits."""
-    return Gate(tmp_path / "gate")
 
 
 def known(client: Client, function: Callable[[Any], Any]) -> Any:
@@ -186,17 +179,6 @@ def test_an_error_is_that_of_its_item(client: Client) -> None:
     with pytest.raises(ValueError, match="three"):
         next(results)
     until(lambda: places(client) == before)
-
-
-def test_a_deadline_that_passes_is_that_of_its_item(live: LiveServer, gate: Gate) -> None:
-    """The connection serves other calls meanwhile and afterwards."""
-    with connect(live.unix) as client:
-        stopping = client.persistent_call(stop_at(gate.path), timeout_s=0.2, fallback="error")
-        double = known(client, lambda x: x * 2)
-        with pytest.raises(DeadlineExceeded):
-            list(stopping.map([1.0]))
-        gate.let_leave(client)
-        assert [float(x) for x in double.map([3.0])] == [6.0]
 
 
 def test_a_large_argument_may_be_overwritten(client: Client) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from jaxd.dispatch.warm import RecordedFunction, Warmed, recipe_mark, recipes_si
 from jaxd_protocol.errors import ArgumentError, ConnectionLost, NoServer, ProtocolError
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.messages.calls import MAY_REPEAT, STRICT, WARM
-from jaxd_protocol.messages.function_manifest import FunctionDescriptor, FunctionManifest
+from jaxd_protocol.messages.function_manifest import FunctionManifest
 from jaxd_protocol.messages.recipes import Recipe, RecordedCall, dump_recipes
 from jaxd_protocol.pytree import parse_skeleton
 from tests.client.fake_server import FakeServer, Request, failed, warm_reply
@@ -38,12 +37,6 @@ class Named:
     def __init__(self, *shape: int | str) -> None:
         self.shape = shape
         self.dtype = "int32"
-
-
-@dataclass
-class Pair:
-    a: Any
-    b: Any
 
 
 @pytest.fixture
@@ -134,25 +127,6 @@ def test_what_is_pickled_travels(start: Start) -> None:
     assert asked.buffers[1] == bytes(20)
 
 
-def test_the_server_may_ask_for_the_code(start: Start) -> None:
-    """As during any call."""
-
-    def answer(asked: Request) -> Any:
-        (name, options, message), _ = asked.ask("describe", asked.args[0])
-        _, (code,) = asked.ask("code", FunctionManifest.from_message(message).fingerprint)
-        return warm_reply(seconds=float(bool(name and options and code)))
-
-    _, client = start(call=answer)
-    assert client.persistent_call(lambda x: x).warm(Spec(1)).seconds == 1.0
-
-
-def test_an_error_of_the_trace_is_raised(start: Start) -> None:
-    """In its own type."""
-    _, client = start(call=lambda _: failed(ZeroDivisionError("by your function")))
-    with pytest.raises(ZeroDivisionError, match="by your function"):
-        client.persistent_call(lambda x: x / 0).warm(Spec(1))
-
-
 def test_a_connection_that_ends_twice_is_given_up(start: Start) -> None:
     """And the message says by which function."""
     server, client = start(call=FakeServer.hang_up)
@@ -172,15 +146,6 @@ def test_what_the_function_reads_is_pinned_by_warming(start: Start) -> None:
     function.warm(Spec(5))
     first, second, third = (asked.args[0] for asked in server.asked)
     assert first == second != third
-
-
-def test_clear_forgets_every_key_of_the_function(start: Start) -> None:
-    """Under each configuration that it was used with here."""
-    server, client = start(call=lambda _: warm_reply(), forget={"executables": 2})
-    function = client.persistent_call(lambda x: x)
-    function.warm(Spec(1))
-    assert function.clear() == 2
-    assert [asked.args for asked in server.of("forget")] == [(server.asked[0].args[0],)]
 
 
 def test_what_the_server_refuses_is_raised(start: Start) -> None:
@@ -239,13 +204,6 @@ def test_recipes_are_those_since_a_mark(start: Start) -> None:
     assert [asked.args for asked in server.asked] == [("",), ("here",)]
 
 
-def test_a_mark_that_the_server_has_forgotten(start: Start) -> None:
-    """Is its error to tell."""
-    _, client = start(recipes=lambda _: failed(ProtocolError("the server was started since.")))
-    with pytest.raises(ProtocolError, match="started since"):
-        recipes_since(client.caller, "old")
-
-
 def test_a_recipe_is_warmed_without_its_function(start: Start) -> None:
     """The server gets name, options, meaning and code from it, and zeros for arrays."""
     call = RecordedCall(b"P\0\0\0\1", (3, 8), (b"abc",))
@@ -263,17 +221,6 @@ def test_a_recipe_is_warmed_without_its_function(start: Start) -> None:
     flags = MAY_REPEAT | WARM
     assert asked.args == (b"k" * 16, call.skeleton, b"", None, flags, b"", b"", b"")
     assert asked.buffers == [b"abc", bytes(8)]
-
-
-def test_a_recipe_is_asked_about_without_its_function(start: Start) -> None:
-    """Nothing is built."""
-    call = RecordedCall(b"P\0\0\0\1", (3, 8), (b"abc",))
-    server, client = start(why={"verdict": "load"})
-    assert RecordedFunction(recipe(call)).verdict(client.caller, call) == "load"
-    (asked,) = server.asked
-    assert asked.args[:2] == (b"k" * 16, call.skeleton)
-    described = FunctionDescriptor.from_message(asked.args[2])
-    assert (described.fingerprint, described.parameters) == (b"f" * 16, ("x",))
 
 
 def test_a_recipe_is_not_unpacked_here() -> None:

@@ -372,7 +372,7 @@ def failed(*given_up: int) -> tuple[Any, ...]:
     return (FAILED, encode_failure(ArithmeticError("no")), packed_leaves(given_up))
 
 
-ENDS: dict[str, tuple[Any, type | None, list[str | None], list[int]]] = {
+ENDS: dict[str, tuple[Any, ...]] = {
     "succeeds": (
         lambda one: one.complete(succeeded(0, 2), ()),
         *(type(None), ["step", None, "step"], [15]),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxd.request.function_snapshot import FunctionSnapshot, FunctionSpec
-from jaxd.tracing.export import exported_call
+from jaxd.tracing.export import exported_call, without_source_locations
 from jaxd_protocol.errors import ArgumentError, NotPermitted
 from jaxd_protocol.jit.options import Options
 
@@ -94,10 +94,7 @@ def prints(x: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("function", "options", "words"),
-    [
-        (prints, {}, "cannot be exported"),
-        (lambda x: x, {"in_shardings": b"x"}, "in_shardings"),
-    ],
+    [(prints, {}, "cannot be exported"), (lambda x: x, {"in_shardings": b"x"}, "in_shardings")],
 )
 def test_what_cannot_be_exported_is_said(
     function: Any, options: dict[str, Any], words: str
@@ -119,3 +116,24 @@ def test_a_package_that_jax_needs_for_it_is_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delitem(sys.modules, "jax._src.export.serialization", raising=False)
     with pytest.raises(NotPermitted, match=r"pip install 'jaxd\[exported\]'"):
         calling(spec_of(jnp.cos), jnp.cos, X)
+
+
+def lowered_here() -> str:
+    """A program with all that it says of itself."""
+    lowered = jax.jit(lambda x: x + 1).lower(1.0)
+    return str(lowered.as_text(debug_info=True))
+
+
+def lowered_there() -> str:
+    """The same from other lines."""
+    lowered = jax.jit(lambda x: x + 1).lower(1.0)
+    return str(lowered.as_text(debug_info=True))
+
+
+def test_a_program_does_not_say_where_it_stood() -> None:
+    """Which notices when the name moves in jax: then every edit above a function counts."""
+    assert "test_export.py" in lowered_here()
+    with without_source_locations():
+        here, there = lowered_here(), lowered_there()
+    assert "test_export.py" not in here
+    assert here == there

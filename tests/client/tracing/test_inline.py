@@ -16,13 +16,6 @@ from jaxd_protocol.errors import NoServer
 from jaxd_protocol.jit.options import CONFIG_DEFAULTS, Options
 
 
-def test_it_takes_the_same_options() -> None:
-    """Static and donated arguments among them."""
-    options = Options(static_argnames=("mode",), keep_unused=True)
-    function = InlineFunction(lambda x, mode: x * 2 if mode == "double" else x, options)
-    assert [float(function(2.0, mode=mode)) for mode in ("double", "keep")] == [4.0, 2.0]
-
-
 def test_what_jax_cannot_trace_is_static() -> None:
     """By its content, as on a server, unless jax's own rule is asked for; warmed as well."""
     traces = []
@@ -39,20 +32,6 @@ def test_what_jax_cannot_trace_is_static() -> None:
     assert traces == ["double", "times"]
     with pytest.raises(TypeError, match="as an abstract array"):
         InlineFunction(scale, Options(static="jax"))(2.0, how={"mode": "times", "by": 3.0})
-
-
-def test_it_compiles_once() -> None:
-    """As jax.jit does."""
-    traces = []
-
-    def counted(x: Any) -> Any:
-        traces.append(x.shape)
-        return x + 1
-
-    function = InlineFunction(counted, Options())
-    for size in (2, 2, 3):
-        function(np.ones(size))
-    assert traces == [(2,), (3,)]
 
 
 def test_what_was_warmed_is_not_traced_again() -> None:
@@ -126,15 +105,6 @@ def test_each_setting_that_travels_can_be_applied(name: str) -> None:
     """jax has a context manager for it."""
     value = CONFIG_DEFAULTS[name]
     assert float(InlineFunction(lambda x: x, Options(), ((name, value),))(1.0)) == 1.0
-
-
-def test_a_function_takes_its_settings_along(
-    runtime: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`config` and `results` of the decorator."""
-    monkeypatch.setenv("JAXD_INLINE", "1")
-    double = persistent_call(lambda x: x * 2, config={"jax_enable_x64": True}, results="numpy")
-    assert double(np.ones(2)).dtype == np.float64
 
 
 def test_nothing_connects(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:

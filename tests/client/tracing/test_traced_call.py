@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,10 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxd import Client, PRNGKeys, connect
+from jaxd import Client, PRNGKeys
 from jaxd.errors import ResultError, TracerError
 from tests.end_to_end.counting import costs
-from tests.live_server import LiveServer
 
 X = np.arange(1.0, 4.0, dtype="f4")
 
@@ -29,12 +28,6 @@ class Box:
 def doubled(x: Any, mode: Any = 1) -> Any:
     """What is called."""
     return x * 2
-
-
-@pytest.fixture(scope="module")
-def shared(live: LiveServer) -> Iterator[Client]:
-    with connect(live.unix) as client:
-        yield client
 
 
 Use = Callable[[Client, Any, Any], Any]
@@ -144,9 +137,7 @@ def test_calls_without_tracers_are_made_at_once_inside_of_what_is_traced(shared:
     np.testing.assert_allclose(jax.jit(program)(X), np.asarray(expected), rtol=1e-6)
 
 
-def test_an_array_on_the_server_that_a_program_touches_can_be_used_after_it(
-    shared: Client,
-) -> None:
+def test_an_array_on_the_server_that_a_program_touches_can_be_used_after_it(shared: Client) -> None:
     """What is fetched there is an array, and no tracer of that program."""
     there = shared.put(np.ones((200, 100), "f4"))
     assert float(jax.jit(lambda x: (x + there).sum())(1.0)) == 40_000
@@ -181,3 +172,13 @@ def test_without_a_server_jax_does_it_all(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("JAXD_INLINE", "1")
     function = persistent_call(doubled)
     np.testing.assert_array_equal(jax.jacfwd(function)(X), 2 * np.eye(3))
+
+
+def test_what_jax_goes_on_with_is_its_own(shared: Client) -> None:
+    """Whatever form the results of the function have."""
+    for results in ("numpy", "jax"):
+        function: Any = shared.persistent_call(doubled, results=results)
+        for transform in (jax.vmap, jax.jit):
+            found = transform(function)(X)
+            assert isinstance(found, jax.Array)
+            np.testing.assert_array_equal(found, X * 2)

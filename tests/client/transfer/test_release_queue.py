@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import gc
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxd.transfer.release_queue import ReleaseQueue
 from jaxd_protocol.messages.data_locations import unpack_spans, value_ids_of
 from tests.server.staging import until
 from tests.spans import ids_in, packed_ids
-
-if TYPE_CHECKING:
-    import pytest
 
 
 class SentReleases:
@@ -87,18 +84,6 @@ def test_what_could_not_be_told_is_told_without_a_call() -> None:
     until(lambda: sorted(sum(told.messages, ())) == [1, 2, 3])
 
 
-def test_the_thread_ends_when_nobody_is_there() -> None:
-    """The session is gone."""
-    told = SentReleases(useful=False)
-    drops = ReleaseQueue(told)
-    drops.start()
-    drops.add(range(1, 2))
-    assert drops._thread is not None
-    drops._thread.join(10)
-    assert not drops._thread.is_alive()
-    assert told.messages == [(1,)]
-
-
 def test_the_thread_ends_with_the_connection_and_another_goes_on() -> None:
     """What went meanwhile is told by that one, and nothing before."""
     told = SentReleases()
@@ -119,46 +104,6 @@ def test_the_thread_ends_with_the_connection_and_another_goes_on() -> None:
     until(lambda: told.messages == [(1,)])
     drops.add(range(2, 3))
     until(lambda: told.messages == [(1,), (2,)])
-
-
-def test_where_there_are_no_more_threads_calls_take_the_news_along(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The next time that one is wanted, it is tried again."""
-
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    told = SentReleases()
-    drops = ReleaseQueue(told)
-    with monkeypatch.context() as patches:
-        patches.setattr(threading.Thread, "start", refuse)
-        drops.start()
-        drops.resend()
-    drops.add(range(1, 2))
-    assert ids_in(drops.take_all()) == (1,)
-    drops.add(range(2, 3))
-    drops.start()
-    until(lambda: told.messages == [(2,)])
-
-
-def test_what_was_put_back_is_told_when_somebody_says_so() -> None:
-    """Who knows that there is somebody again."""
-    told = SentReleases()
-    drops = ReleaseQueue(told)
-    drops.start()
-    drops.retry()
-
-    def keep(ids: bytes) -> bool:
-        drops.requeue(ids)
-        return True
-
-    drops._send = keep
-    drops.add(range(1, 2))
-    until(lambda: bool(drops.pending) and not drops._is_woken)
-    drops._send = told
-    drops.retry()
-    until(lambda: told.messages == [(1,)])
 
 
 def test_the_child_of_a_fork_tells_nothing() -> None:

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxd.transfer import shared_arrays
 from jaxd.transfer.routing import MIN_SHARED_BYTES, TransferRouter
 from jaxd.transfer.shared_memory import BlockPool
-from jaxd_protocol.errors import ConnectionLost, LimitExceeded
+from jaxd_protocol.errors import ConnectionLost
 from jaxd_protocol.messages.calls import OK
 from jaxd_protocol.messages.data_locations import BLOCK, BLOCK_PROBE_BYTES, VALUE, DataLocation
 
@@ -96,26 +95,6 @@ def test_large_arrays_go_through_a_block_and_small_ones_in_the_message(
     assert idle(pool)
 
 
-def test_a_block_is_announced_once_to_each_connection(pool: BlockPool, connection: Any) -> None:
-    """And again to another one."""
-    routes, other = TransferRouter(pool), Connection(pool)
-    for one in (connection, connection, other):
-        routes.prepare(data(LARGE), one).release()
-    assert len(connection.shared) == len(other.shared) == 1
-
-
-def test_what_lies_in_a_block_is_not_copied(pool: BlockPool, connection: Any) -> None:
-    """Unless its caller may change it before the call is over."""
-    array = shared_arrays.empty(pool, MIN_SHARED_BYTES * 2, "u1")
-    routes = TransferRouter(pool)
-    assert routes.uses_shared_blocks(data(array[5:]))
-    assert not routes.uses_shared_blocks(data(LARGE))
-    ((own, offset),) = routes.prepare(data(array[5:]), connection).places
-    assert own.address + offset == array[5:].ctypes.data
-    ((copy, _),) = routes.prepare(data(array[5:]), connection, copied=True).places
-    assert copy is not own
-
-
 @pytest.mark.parametrize("proof", [b"", b"somebody else's!"])
 def test_a_server_that_does_not_see_the_memory_is_sent_everything(
     pool: BlockPool, connection: Any, proof: bytes
@@ -130,15 +109,6 @@ def test_a_server_that_does_not_see_the_memory_is_sent_everything(
     assert idle(pool)
 
 
-def test_a_server_that_refuses_the_memory_is_sent_everything(
-    pool: BlockPool, connection: Any
-) -> None:
-    """It may map as much as it likes."""
-    connection.failure = LimitExceeded("too much. Share less.")
-    assert not TransferRouter(pool).prepare(data(LARGE), connection).places
-    assert idle(pool)
-
-
 def test_a_connection_that_is_lost_meanwhile_keeps_no_block(
     pool: BlockPool, connection: Any
 ) -> None:
@@ -147,12 +117,6 @@ def test_a_connection_that_is_lost_meanwhile_keeps_no_block(
     with pytest.raises(ConnectionLost):
         TransferRouter(pool).prepare(data(LARGE), connection)
     assert idle(pool)
-
-
-def test_without_room_arrays_go_in_the_message(connection: Any) -> None:
-    """As on a system without such memory."""
-    load = TransferRouter(BlockPool(MIN_SHARED_BYTES // 2)).prepare(data(LARGE), connection)
-    assert len(load.buffers) == 1
 
 
 def test_room_is_held_by_what_lies_in_it(pool: BlockPool, connection: Any) -> None:
@@ -166,15 +130,6 @@ def test_room_is_held_by_what_lies_in_it(pool: BlockPool, connection: Any) -> No
     assert not idle(pool)
     del found, views
     assert idle(pool)
-
-
-def test_room_that_was_never_filled_is_not_used_again(pool: BlockPool, connection: Any) -> None:
-    """The server may still write into it."""
-    found: Any = TransferRouter(pool).receive_buffer(connection, [MIN_SHARED_BYTES])
-    block = found.block
-    del found
-    pool.release_share(pool.lease(1) or block)
-    assert block not in pool._blocks.values()
 
 
 def test_there_is_no_room_for_little(pool: BlockPool, connection: Any) -> None:

@@ -29,16 +29,6 @@ class Bench:
         return ids_in(self.drops.take_all())
 
 
-def test_a_copy_can_be_used_once_a_reply_has_said_that_it_is_there() -> None:
-    """Not while it is on its way."""
-    bench = Bench()
-    copy = bench.begin(40)
-    assert not bench.copies.acquire(copy)
-    bench.copies.complete([copy], ready=True)
-    assert bench.copies.acquire(copy)
-    assert bench.dropped() == ()
-
-
 def test_no_two_copies_have_the_same_name() -> None:
     """The server would take one for the other."""
     bench = Bench()
@@ -62,15 +52,6 @@ def test_a_call_that_fails_does_not_change_what_it_referred_to() -> None:
     assert bench.copies.acquire(copy)
     bench.copies.complete([copy], ready=False)
     assert bench.copies.acquire(copy)
-
-
-def test_what_the_server_has_no_room_for_is_marked() -> None:
-    """So that nobody tries again; the others of the same call are there."""
-    bench = Bench()
-    one, two = bench.begin(40), bench.begin(40)
-    bench.copies.complete([one, two], ready=True, refused=[one.id])
-    assert (one.is_refused, two.is_refused) == (True, False)
-    assert (bench.copies.acquire(one), bench.copies.acquire(two)) == (False, True)
 
 
 def test_the_least_recently_used_copy_makes_room() -> None:

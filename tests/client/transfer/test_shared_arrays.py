@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -16,6 +13,7 @@ import pytest
 from jaxd.transfer.shared_arrays import block_view, empty, shared_copy
 from jaxd.transfer.shared_memory import MIN_BLOCK_BYTES, BlockPool, SharedBlock
 from jaxd_protocol.base import shared_memory
+from tests.client.fresh_process import in_a_fresh_process
 
 pytestmark = pytest.mark.skipif(
     not shared_memory.available(), reason="this system has no files in memory"
@@ -108,18 +106,6 @@ def test_a_view_is_read_only_for_good(pool: BlockPool) -> None:
             array.flags.writeable = True
 
 
-def test_a_view_holds_a_share_beside_the_callers(pool: BlockPool) -> None:
-    """The block is free when both are gone."""
-    block = pool.lease(SMALL)
-    assert block is not None
-    view = block_view(block, 64, 100).view("f4")[2:]
-    block.release()
-    assert pool.lease(SMALL) is not block
-    del view
-    gc.collect()
-    assert pool.lease(SMALL) is block
-
-
 def tree() -> Any:
     large = np.arange(50_000, dtype="f4")
     return {
@@ -198,8 +184,4 @@ assert pool.find(copy.weights.ctypes.data, copy.weights.nbytes)
 @pytest.mark.slow
 def test_once_jax_is_imported_its_trees_and_arrays_are_copied_too() -> None:
     """Into numpy arrays; PRNG keys stay what they are."""
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        "JAX_PLATFORMS": "cpu",
-    }
-    subprocess.run([sys.executable, "-c", JAX_TREE], env=environment, check=True)
+    in_a_fresh_process(JAX_TREE, JAX_PLATFORMS="cpu")

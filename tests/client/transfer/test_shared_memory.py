@@ -189,17 +189,6 @@ def test_copies_lie_behind_one_another_aligned(pool: BlockPool) -> None:
         assert bytes(block.view[offset : offset + len(buffer)]) == bytes(buffer)
 
 
-def test_each_copy_has_its_share(pool: BlockPool) -> None:
-    """The block is free when all have been given back."""
-    places = pool.copy_in(numbered(9, 9))
-    assert places is not None
-    block, _ = places[0]
-    places[0][0].release()
-    assert leased(pool) is not block
-    places[1][0].release()
-    assert leased(pool) is block
-
-
 def test_a_block_that_was_written_is_written_over(pool: BlockPool) -> None:
     """Whether the second content is shorter, longer or elsewhere."""
     for sizes in ([100_000], [50_000, 90_000], [10], [250_000], [3, 70_000]):
@@ -345,28 +334,6 @@ def test_connections_are_told_of_what_is_gone_if_they_knew_it() -> None:
 # threads and processes ------------------------------------------------------------------------
 
 
-def test_many_threads_never_have_the_same_block(pool: BlockPool) -> None:
-    """What one writes stays what it was until it gives the block back."""
-    wrong: list[int] = []
-
-    def work(name: int) -> None:
-        for _ in range(200):
-            places = pool.copy_in([memoryview(bytes([name]) * 500)])
-            assert places is not None
-            block, offset = places[0]
-            if bytes(block.view[offset : offset + 500]) != bytes([name]) * 500:
-                wrong.append(name)
-            block.release()
-
-    threads = [threading.Thread(target=work, args=(name,)) for name in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
-    assert leased(pool).number <= 4
-
-
 def test_a_share_can_be_given_back_while_the_pool_is_busy(pool: BlockPool) -> None:
     """Garbage collection does that, in the very thread that holds the lock."""
     block = leased(pool)
@@ -417,27 +384,3 @@ def test_what_a_child_has_is_not_used_again(pool: BlockPool) -> None:
     held.release()
     assert leased(pool) is another
     assert held not in {another, leased(pool)}
-
-
-def test_copying_into_a_block_that_was_used_before_is_quick(pool: BlockPool) -> None:
-    """Printed, not judged: 64 MB into a new block, into a used one, and as numpy copies."""
-    pool.limit_bytes = 1 << 27
-    data = np.ones(1 << 26, "u1")
-    target = np.zeros_like(data)
-
-    def copy() -> None:
-        places = pool.copy_in([data.data])
-        assert places is not None
-        places[0][0].release()
-
-    times = [
-        _milliseconds(action) for action in [copy, copy, copy, lambda: np.copyto(target, data)]
-    ]
-    print("new block, used block (twice), memcpy: " + ", ".join(f"{t:.1f} ms" for t in times))
-    assert leased(pool, 1 << 26).number == 1
-
-
-def _milliseconds(action: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    action()
-    return (time.perf_counter() - start) * 1e3

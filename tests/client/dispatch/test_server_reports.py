@@ -1,4 +1,4 @@
-"""The devices of a server, as clients see them."""
+"""What a server tells of itself, as users have it: devices and statistics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxd
-from jaxd import Device, PersistentFunction, persistent_call
+from jaxd import Device, PersistentFunction, Statistics, persistent_call
 from jaxd.dispatch.server_reports import device_index
 from jaxd.errors import ConfigurationError
 from jaxd_protocol.fingerprint.function_wrapper import jit_options_of
@@ -69,3 +69,29 @@ def test_the_device_is_part_of_the_key_and_of_nothing_else() -> None:
     assert len({*others, keys[0]}) == 4
     assert jit_options_of(function.on(1)) == jit_options_of(function)
     assert function.on(1).fingerprint == function.fingerprint
+
+
+REPORT = {name: index for index, name in enumerate(Statistics._fields)}
+
+
+def test_a_report_becomes_a_snapshot() -> None:
+    """What a newer server may report beyond it is left out."""
+    found = Statistics.from_report({**REPORT, "invented_later": 1})
+    assert found._asdict() == REPORT
+
+
+def test_a_report_that_lacks_a_counter_is_an_error() -> None:
+    """It is not filled up with guesses."""
+    with pytest.raises(KeyError, match="traces"):
+        Statistics.from_report({name: 0 for name in REPORT if name != "traces"})
+
+
+def test_the_promised_counters_are_there() -> None:
+    """Those that the documents name."""
+    promised = {
+        "calls", "traces", "compiles", "executable_hits", "executable_loads", "executables",
+        "functions", "values", "bytes_received", "bytes_sent", "uptime_s", "epoch",
+        "lowers", "programs", "programs_shared", "disk_bytes", "disk_files",
+        "trace_s", "compile_s", "load_s", "saved_s",
+    }  # fmt: skip
+    assert promised <= set(Statistics._fields)
