@@ -27,6 +27,7 @@ NOW = 1_800_000_000.0
 GB = 10**9
 STEP, LOSS = "5d" * 16, "a1" * 16
 """Keys of two functions."""
+MIA = "account:mia"
 
 
 def latency(**counts: int) -> tuple[int, ...]:
@@ -36,131 +37,68 @@ def latency(**counts: int) -> tuple[int, ...]:
 
 def busy_view() -> ServerView:
     """One that has something in each table."""
+    socket = "unix:///run/user/1000/jaxd/3f0c8e21b7aa/server.sock"
+    small = "w: float32[512,64], x: float32[32,512]"
+    large = "w: float32[512,64], x: float32[64,512]"
+    step_latency = latency(c8=60_000, c9=29_000, c12=1_000)
+    reason = "this server was started after it was compiled"
+    program = (STEP, "train_step")
     return ServerView(
         at=NOW,
         sequence=7,
-        server=ServerRow(
-            address="unix:///run/user/1000/jaxd/3f0c8e21b7aa/server.sock",
-            version="0.1.0",
-            pid=4242,
-            since=NOW - 3 * 3600,
-            listen=("unix:///run/user/1000/jaxd/3f0c8e21b7aa/server.sock",),
-            platform="gpu",
-        ),
+        server=ServerRow(socket, "0.1.0", 4242, NOW - 3 * 3600, (socket,), platform="gpu"),
         counters={"calls": 128_934, "saved_s": 4980.0},
-        workers={
-            "3": WorkerRow(3, 4250, "ready", "", NOW - 1, 0, 3 * GB),
-        },
+        workers={"3": WorkerRow(3, 4250, "ready", "", NOW - 1, 0, 3 * GB)},
         builders={"4311": BuilderRow(4311, "train_step", NOW - 12)},
         sessions={
             "9f3c12ab": SessionRow(
-                "uid:1000", "4400 on lab-7", NOW - 900, 2, 90_000, 3, 9, 4, 4000
+                "uid:1000", "4400 on lab-7", NOW - 900, *(2, 90_000, 3, 9, 4, 4000)
             ),
             "77aa01be": SessionRow(
-                "account:mia", "881 on lab-2", NOW - 60, 1, 38_934, 1, 2, 0, 980
+                "account:mia", "881 on lab-2", NOW - 60, *(1, 38_934, 1, 2, 0, 980)
             ),
         },
         calls={
             "c-000123": CallRow("train_step", "uid:1000", "building", NOW - 14, NOW - 12),
             "c-000124": CallRow(
-                "evaluate", "account:mia", "waiting", NOW - 6, NOW - 6, "train_step", NOW - 12
+                "evaluate", MIA, "waiting", NOW - 6, NOW - 6, "train_step", NOW - 12
             ),
-            "c-000125": CallRow("simulate", "account:mia", "running", NOW - 34, NOW - 34),
+            "c-000125": CallRow("simulate", MIA, "running", NOW - 34, NOW - 34),
         },
         builds={
             "41": BuildRow(
-                "loss",
-                LOSS,
-                "uid:1000",
-                "load",
-                NOW - 700,
-                NOW - 700,
-                NOW - 699.5,
-                "",
-                "this server was started after it was compiled",
-                "x: float32[32,512]",
+                *("loss", LOSS, "uid:1000", "load", NOW - 700, NOW - 700, NOW - 699.5),
+                *("", reason, "x: float32[32,512]"),
             ),
             "42": BuildRow(
-                "train_step",
-                STEP,
-                "uid:1000",
-                "building",
-                NOW - 14,
-                NOW - 12,
-                0.0,
-                "loss",
-                "global LR: 0.1 → 0.2",
-                "w: float32[512,64], x: float32[32,512]",
-                4311,
+                *("train_step", STEP, "uid:1000", "building", NOW - 14, NOW - 12, 0.0),
+                *("loss", "global LR: 0.1 → 0.2", small, 4311),
             ),
         },
         functions={
             STEP: FunctionRow(
-                "train_step",
-                "train.py:41",
-                2,
-                90_000,
-                3,
-                1,
-                3600.0,
-                92.0,
-                310.0,
-                latency(c8=60_000, c9=29_000, c12=1_000),
-                NOW - 1,
+                *("train_step", "train.py:41", 2, 90_000, 3, 1, 3600.0, 92.0, 310.0),
+                *(step_latency, NOW - 1),
             ),
             LOSS: FunctionRow(
-                "loss",
-                "train.py:12",
-                1,
-                38_934,
-                1,
-                2,
-                1380.0,
-                8.5,
-                60.0,
-                latency(c6=38_934),
-                NOW - 9,
+                *("loss", "train.py:12", 1, 38_934, 1, 2, 1380.0, 8.5, 60.0),
+                *(latency(c6=38_934), NOW - 9),
             ),
         },
         programs={
             "p1": ProgramRow(
-                STEP,
-                "train_step",
-                "w: float32[512,64], x: float32[32,512]",
-                "memory",
-                40_000_000,
-                2_000_000,
-                9_000_000,
-                30.0,
-                0.0,
-                60_000,
-                2400.0,
-                NOW - 1,
+                *(*program, small, "memory", 40_000_000, 2_000_000, 9_000_000),
+                *(30.0, 0.0, 60_000, 2400.0, NOW - 1),
             ),
             "p2": ProgramRow(
-                STEP,
-                "train_step",
-                "w: float32[512,64], x: float32[64,512]",
-                "memory",
-                41_000_000,
-                2_500_000,
-                9_000_000,
-                31.0,
-                0.0,
-                30_000,
-                1200.0,
-                NOW - 70,
+                *(*program, large, "memory", 41_000_000, 2_500_000, 9_000_000),
+                *(31.0, 0.0, 30_000, 1200.0, NOW - 70),
             ),
         },
         values={
             "session:9f3c12ab": ValueRow(
-                "uid:1000",
-                "9f3c12ab",
-                "session",
-                12,
-                3 * GB,
-                ("float32[8192,8192]",),
-                (268_435_456,),
+                *("uid:1000", "9f3c12ab", "session", 12, 3 * GB),
+                *(("float32[8192,8192]",), (268_435_456,)),
             ),
             "name:weights": ValueRow(
                 "uid:1000", "weights", "name", 4, GB, ("float32[4096,4096]",), (67_108_864,)
@@ -172,15 +110,10 @@ def busy_view() -> ServerView:
         },
         events={
             "90": EventRow(
-                NOW - 700, "built", "info", "loss", "", "uid:1000", "verdict=load seconds=0.5"
+                *(NOW - 700, "built", "info", "loss", "", "uid:1000", "verdict=load seconds=0.5")
             ),
             "91": EventRow(
-                NOW - 20,
-                "call_failed",
-                "warning",
-                "predict",
-                "c-000120",
-                "account:mia",
+                *(NOW - 20, "call_failed", "warning", "predict", "c-000120", MIA),
                 "error=ValueError",
             ),
         },

@@ -162,11 +162,6 @@ def test_no_server_is_advised_that_the_command_would_not_find(
     assert "jaxd start" not in error
 
 
-def test_the_local_server_is_started_by_start() -> None:
-    """Where nothing names another one."""
-    assert jaxd("status")[2].endswith("Start one: jaxd start\n")
-
-
 def test_where_no_server_can_run_none_is_to_be_started() -> None:
     """Without jax, `jaxd start` would be the next error."""
     hidden = "import sys; sys.modules['jax'] = None; from jaxd.cli.__main__ import main; main()"

@@ -10,6 +10,7 @@ import pytest
 
 from jaxd.cli.__main__ import _COMMANDS, Forwarded, main
 from jaxd.cli.commands import token
+from jaxd.connection import discovery
 from jaxd_protocol.errors import ConfigurationError
 
 FORWARDED = [name for name, command in _COMMANDS.items() if isinstance(command, Forwarded)]
@@ -33,15 +34,29 @@ def test_each_command_has_help_with_an_example(
     assert re.search(rf"^example: .*jaxd {name}", capsys.readouterr().out, re.MULTILINE)
 
 
-@pytest.mark.parametrize(
-    "words", [["dance"], ["status", "--nonsense"], ["status", "extra"], ["token", "--file"]]
-)
-def test_a_usage_error_exits_with_2(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+USAGE = {
+    **dict.fromkeys(("dance", "status --nonsense", "status extra", "token --file"), ""),
+    **dict.fromkeys(("warm", "warm --record", "warm --record --check f", "warm a b"), ""),
+    **dict.fromkeys(("why", "why --recent 0", "why --recent many", "why a:b --recent"), ""),
+    "why --recent -1": "",
+    "demo --epochs 0": "0",
+    "demo --epochs -1": "-1",
+    "demo --epochs many": "many",
+    **{
+        f"dashboard --port={port}": "is no port: 1 to 65535, or 0 for a free one"
+        for port in ("-1", "65536", "x", "1.5")
+    },
+}
+
+
+@pytest.mark.parametrize("words", USAGE)
+def test_a_usage_error_exits_with_2(capsys: pytest.CaptureFixture[str], words: str) -> None:
     """One line that says where to read on."""
     with pytest.raises(SystemExit, match="2"):
-        main(words)
+        main(words.split())
     said = capsys.readouterr().err
     assert said.startswith("jaxd: ")
+    assert USAGE[words] in said
     assert said.endswith("--help\n")
     assert said.count("\n") == 1
 
@@ -94,14 +109,18 @@ def test_a_closed_pipe_is_no_traceback(runtime: Path) -> None:
 @pytest.mark.parametrize("name", FORWARDED)
 def test_some_commands_read_their_own_words(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Whatever follows, also what looks like an option of ours."""
-    became: list[list[str]] = []
+    became: list[tuple[str, list[str]]] = []
 
-    def become(_: str, program: list[str]) -> None:
-        became.append(program)
+    def become(program: str, words: list[str]) -> None:
+        became.append((program, words))
         raise SystemExit
 
     monkeypatch.setattr(os, "execv", become)
+    monkeypatch.setattr(discovery, "has_server_extra", lambda: True)
+    words = ["--help", "--listen", "unix:///x", "more"]
     with pytest.raises(SystemExit):
-        main([name, "--help", "--listen", "unix:///x", "more"])
-    (program,) = became
-    assert program[-4:] == ["--help", "--listen", "unix:///x", "more"]
+        main([name, *words])
+    command = _COMMANDS[name]
+    assert isinstance(command, Forwarded)
+    expected = [sys.executable, "-P", "-m", command.module, *words]
+    assert became == [(sys.executable, expected)]

@@ -276,10 +276,7 @@ def test_the_middle_call_is_told_by_its_class(counts: dict[str, int], text: str)
 
 def test_a_long_line_goes_on_below() -> None:
     """A little to the right; what a terminal would obey is not in it."""
-    assert wrapped("  a" + " b" * 20, 24) == [
-        "  a b b b b b b b b b b",
-        "    b b b b b b b b b b",
-    ]
+    assert wrapped("  a" + " b" * 20, 24) == ["  a b b b b b b b b b b", "    b b b b b b b b b b"]
     assert wrapped("\x1b[31mred", 80) == ["?[31mred"]
 
 

@@ -17,14 +17,7 @@ from textual import events
 from jaxd.cli.server_tables import PANES, Column
 from jaxd.cli.top_screen import Details, Panes, RowTable, Top
 from jaxd_protocol.messages.server_view import FunctionRow, WorkerRow
-from tests.client.cli.recorded_view import (
-    LOSS,
-    NOW,
-    STEP,
-    RecordedWatch,
-    busy_view,
-    many_functions,
-)
+from tests.client.cli.recorded_view import LOSS, NOW, STEP, RecordedWatch, busy_view, many_functions
 
 if TYPE_CHECKING:
     from textual.pilot import Pilot
@@ -78,23 +71,6 @@ async def until(pilot: Pilot[None], top: Top, text: str) -> None:
     """Returns when that is on the screen; a test that waits longer than a minute is ended."""
     while text not in shown(top):
         await pilot.pause(0.01)
-
-
-@pytest.mark.parametrize("size", [(80, 24), (40, 12), (160, 50)])
-def test_each_pane_fits_each_terminal(size: tuple[int, int]) -> None:
-    """Rows are there, and nothing is wider than the terminal."""
-
-    async def steps(pilot: Pilot[None], top: Top, watch: RecordedWatch) -> None:
-        for digit, name in enumerate(PANES, 1):
-            await pilot.press(str(digit))
-            assert top.panes.pane == name
-            key, row = top.panes.listing.rows(watch.view)[0]
-            assert top.screen.query_one(RowTable).chosen == (key, row)
-            first = top.panes.listing.pane.columns[0].text(key, row, top.panes.seen)
-            assert first[:8] in shown(top)
-            assert [len(line) <= size[0] for line in lines(top)] == [True] * size[1]
-
-    play(steps, size=size)
 
 
 def test_the_first_screen_is_that_of_calls() -> None:
@@ -261,38 +237,6 @@ def test_ten_thousand_functions_are_drawn_by_the_screen_alone(
     play(steps, RecordedWatch(many_functions(10_000)), pane="functions")
 
 
-def test_details_of_a_function() -> None:
-    """Its history and cost, and the texts of its programs, which the server is asked for."""
-
-    async def steps(pilot: Pilot[None], top: Top, watch: RecordedWatch) -> None:
-        await pilot.press("enter")
-        await until(pilot, top, "Functions: train_step  overview")
-        assert "90,000 calls, median ≤2.6 ms" in shown(top)
-        assert not watch.asked
-        await pilot.press("2")
-        await until(pilot, top, "pass LR as an argument")
-        assert "global LR: 0.1 → 0.2 (train.py:9)" in shown(top)
-        await pilot.press("3")
-        await until(pilot, top, "dot_general a p1")
-        await pilot.press("n")
-        await until(pilot, top, "dot_general a p2")
-        assert "float32[64,512]" in lines(top)[0]
-        await pilot.press("4")
-        await until(pilot, top, "its owner's")
-        await pilot.press("3", "n")  # is not asked for again
-        await until(pilot, top, "dot_general a p1")
-        await pilot.press("escape")
-        assert isinstance(top.screen, Panes)
-
-    watch = play(steps, pane="functions")
-    assert watch.asked == [
-        ("detail", STEP),
-        ("text", STEP, "p1", "jaxpr"),
-        ("text", STEP, "p2", "jaxpr"),
-        ("text", STEP, "p2", "hlo"),
-    ]
-
-
 def test_details_can_be_searched() -> None:
     """Lines with the letters alone."""
 
@@ -400,25 +344,6 @@ def test_quarantine_is_ended_by_a_key() -> None:
         await until(pilot, top, "2 functions are called again")
 
     assert play(steps).asked == [("release", "all")]
-
-
-def test_a_worker_that_hangs_is_told_with_the_next_step() -> None:
-    """And a server that is gone; what was known stays."""
-
-    async def steps(pilot: Pilot[None], top: Top, watch: RecordedWatch) -> None:
-        stuck = WorkerRow(3, 4250, "stuck", "", NOW - 34)
-        watch.view = replace(watch.view, workers={"3": stuck})
-        top.panes.look()
-        await until(pilot, top, "The worker hangs: no answer for 34 s.")
-        assert "jaxd restart --force" in shown(top)
-        assert "simulate" in shown(top)
-        watch.problem = "the server has ended. Wait until it is back, or run: jaxd start"
-        top.panes.look()
-        await until(pilot, top, "or run: jaxd start")
-        assert "gone" in lines(top)[0]
-        assert "simulate" in shown(top)
-
-    play(steps)
 
 
 def test_it_holds_still() -> None:

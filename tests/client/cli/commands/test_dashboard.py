@@ -42,23 +42,6 @@ def test_without_the_extra_it_names_it(
     assert all(name in said for name in missing)
 
 
-@pytest.mark.parametrize("port", ["-1", "65536", "x", "1.5"])
-def test_what_is_no_port_is_a_usage_error(port: str, capsys: Captured) -> None:
-    """It says what one is."""
-    with pytest.raises(SystemExit) as ended:
-        main(["dashboard", f"--port={port}"])
-    assert ended.value.code == 2
-    assert "is no port: 1 to 65535, or 0 for a free one" in capsys.readouterr().err
-
-
-def test_without_a_server_it_exits_with_3(runtime: Path, capsys: Captured) -> None:
-    """As other commands that look, and starts none."""
-    pytest.importorskip("starlette")
-    assert main(["dashboard"]) == 3
-    assert capsys.readouterr().err.startswith("jaxd: no server runs at")
-    assert not (runtime / "jaxd").exists()
-
-
 def test_a_port_that_is_taken(runtime: Path, capsys: Captured) -> None:
     """The error says which, and what to do."""
     pytest.importorskip("starlette")

@@ -35,16 +35,6 @@ def test_without_the_extras_it_says_what_to_install(
     assert said.endswith("no jax and no sklearn here. Run: pip install 'jaxd[server,demo]'\n")
 
 
-@pytest.mark.parametrize("epochs", ["0", "-1", "many"])
-def test_a_number_of_epochs_that_makes_no_sense_is_a_usage_error(
-    epochs: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Exit code 2 and the offending word, as for any other command line."""
-    with pytest.raises(SystemExit, match="2"):
-        main(["demo", "--epochs", epochs])
-    assert epochs in capsys.readouterr().err
-
-
 def test_a_second_process_without_trace_and_compile_is_a_success() -> None:
     """Nothing is complained about."""
     assert demo.complaints([JAXD | {"traces": 1, "compiles": 1}, JAXD, RUN]) == []

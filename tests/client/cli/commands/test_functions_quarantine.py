@@ -80,9 +80,3 @@ def test_a_release(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     assert main(["functions", "--release", "deadly"]) == 0
     assert capsys.readouterr().out == "released deadly 0123456789ab\n"
     assert asked == [{"ask": "release", "what": "deadly"}]
-
-
-def test_without_a_server(runtime: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """None is started to be asked."""
-    assert main(["functions", "--quarantined"]) == 3
-    assert capsys.readouterr().err.endswith("Start one: jaxd start\n")

@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import functools
 import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,7 @@ from typing import Any
 import pytest
 
 from jaxd.cli.__main__ import main
-from jaxd.cli.commands import lifecycle, logs
-from jaxd.connection import discovery
-from jaxd.connection.control_client import stop_and_wait
+from jaxd.cli.commands import logs
 from jaxd.connection.local_server import start_background
 from jaxd_protocol.network.local_server import LocalServerFiles
 from jaxd_server.runtime.logs import shorten_log
@@ -23,17 +20,6 @@ from tests.server.host_process import FAKE_HOST, HostProcess
 
 StartHost = Callable[..., HostProcess]
 Captured = pytest.CaptureFixture[str]
-
-
-@pytest.fixture
-def files(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalServerFiles]:
-    """The files of the local server, which has a fake worker and is ended with the test."""
-    fake = functools.partial(start_background, server_command=(sys.executable, "-P", FAKE_HOST))
-    monkeypatch.setattr(lifecycle, "start_background", fake)
-    monkeypatch.setattr(discovery, "has_server_extra", lambda: True)
-    files = LocalServerFiles.of_this_environment()
-    yield files
-    stop_and_wait(files.control, now=True)
 
 
 @pytest.fixture
@@ -95,12 +81,6 @@ def test_a_log_that_is_no_file_is_an_error(start_host: StartHost, capsys: Captur
     said = capsys.readouterr().err
     assert "which is no file" in said
     assert said.endswith("jaxd serve 2>> FILE\n")
-
-
-def test_without_a_server_and_a_log_it_exits_with_3(runtime: Path, capsys: Captured) -> None:
-    """As other commands that look."""
-    assert main(["logs"]) == 3
-    assert capsys.readouterr().err.startswith("jaxd: no server runs at")
 
 
 def test_a_server_elsewhere_shows_its_log_to_nobody(runtime: Path, capsys: Captured) -> None:

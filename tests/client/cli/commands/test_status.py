@@ -1,9 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,18 +14,6 @@ from jaxd.cli.commands import status
 from jaxd_protocol.errors import AuthenticationFailed, NoServer
 from jaxd_protocol.messages.server_view import ServerView
 from jaxd_protocol.network.addresses import Address
-from tests.server.host_process import HostProcess
-
-StartHost = Callable[..., HostProcess]
-
-
-def test_without_a_server_it_exits_with_3_and_starts_none(
-    runtime: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Asking is not calling."""
-    assert main(["status"]) == 3
-    assert capsys.readouterr().err.endswith("Start one: jaxd start\n")
-    assert not (runtime / "jaxd").exists()
 
 
 def test_without_a_server_json_says_absent(
@@ -38,32 +23,6 @@ def test_without_a_server_json_says_absent(
     assert main(["status", "--json"]) == 3
     report = json.loads(capsys.readouterr().out)
     assert (report["worker_state"], report["host"], report["worker"]) == ("absent", None, {})
-
-
-@pytest.mark.slow
-def test_json_is_what_the_host_says(
-    start_host: StartHost, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """With the address that was asked."""
-    address = start_host().wait_until_ready()["address"]
-    assert main(["status", "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert report["server"] == address
-    assert report["worker_state"] == "ready"
-    assert report["worker"]["calls"] == 0
-
-
-@pytest.mark.slow
-def test_a_worker_that_hangs_is_reported(
-    start_host: StartHost, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The host answers for it."""
-    start_host().wait_until_ready()
-    assert main(["status", "--json"]) == 0
-    worker_pid = json.loads(capsys.readouterr().out)["host"]["worker_pid"]
-    os.kill(worker_pid, signal.SIGSTOP)
-    assert main(["status"]) == 0
-    assert "busy: no answer from the worker for 0." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from jaxd import connect, errors
 from jaxd.cli.__main__ import main
 from jaxd.cli.commands import status
 from jaxd.cli.server_tables import PANES
-from jaxd_protocol.network.accounts import add_account, remove_account
 from tests.end_to_end.gates import Gate, in_thread, stop_at
 from tests.live_server import LiveServer
 from tests.server.host_process import HostProcess
@@ -36,15 +35,6 @@ pytestmark = [pytest.mark.own_server, pytest.mark.slow]
 
 
 # without a terminal -------------------------------------------------------------------------------
-
-
-def test_without_a_server_it_exits_with_3_and_starts_none(
-    runtime: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The error says how one is started."""
-    assert main(["top", "--once"]) == 3
-    assert capsys.readouterr().err.endswith("Start one: jaxd start\n")
-    assert not (runtime / "jaxd").exists()
 
 
 def test_without_a_terminal_it_names_what_needs_none(
@@ -117,34 +107,6 @@ def test_a_frame_over_the_network_is_that_of_the_worker(
     monkeypatch.setenv("JAXD_TOKEN", live.environment["JAXD_TOKEN"])
     assert main(["top", "--once", "--server", live.tls]) == 0
     assert "  ready  " in capsys.readouterr().out.splitlines()[0]
-
-
-def test_a_principal_sees_what_is_its_own(
-    live: LiveServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Neither the functions nor the sessions of others."""
-    folder = str(live.directory / "config" / "jaxd" / "tokens")
-    frames = []
-    mia, tom = (add_account(name, folder)[1] for name in ("mia", "tom"))
-    with connect(live.tls, token=mia) as hers, connect(live.tls, token=tom) as his:
-
-        def made_by_mia(x: Any) -> Any:
-            return x + 2
-
-        def made_by_tom(x: Any) -> Any:
-            return x + 3
-
-        hers.persistent_call(made_by_mia)(X)
-        his.persistent_call(made_by_tom)(X)
-        for token in (mia, tom):
-            monkeypatch.setenv("JAXD_TOKEN", token)
-            assert main(["top", "--once", "--server", live.tls]) == 0
-            frames.append(capsys.readouterr().out)
-    for name in ("mia", "tom"):
-        remove_account(name, folder)
-    for mine, name, other in ((frames[0], "mia", "tom"), (frames[1], "tom", "mia")):
-        assert f"made_by_{name}" in mine
-        assert other not in mine
 
 
 def test_it_waits_for_a_server(runtime: Path, start_host: StartHost) -> None:

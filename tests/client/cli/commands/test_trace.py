@@ -93,13 +93,6 @@ def test_what_a_dying_process_has_written_last(tmp_path: Path) -> None:
     assert "1 calls" in recording.summary("trace.json")
 
 
-def test_a_process_that_has_called_nothing_has_no_row(tmp_path: Path) -> None:
-    """Such as `jaxd run`, before it becomes the program."""
-    recording = written(tmp_path / "f", ["process", PROCESS])
-    assert recording.to_json()["traceEvents"] == []
-    assert "jaxd trace -- jaxd run" in recording.summary("trace.json")
-
-
 def test_slices_that_cut_each_other_are_in_different_rows(tmp_path: Path) -> None:
     """Of a thread, and of calls at the server, of which none is in another."""
     recording = written(
@@ -239,9 +232,3 @@ def test_a_wrong_command_line(
     with suppress(SystemExit):
         assert main(words) == 1
     assert said in capsys.readouterr().err
-
-
-def test_a_profile_needs_a_server(runtime: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """None is started for it."""
-    assert main(["profile"]) == 3
-    assert "no server runs" in capsys.readouterr().err

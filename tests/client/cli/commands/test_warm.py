@@ -183,16 +183,6 @@ def test_a_terminal_gets_a_bar(server: FakeServer, lock: str, runtime: Path) -> 
     assert printed.splitlines()[-1].startswith("0 ready, 0 loaded, 2 compiled, 1 failed; ")
 
 
-def test_a_lockfile_that_is_damaged_is_told(
-    server: FakeServer, lock: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Before a server is asked, or started."""
-    Path(lock).write_bytes(Path(lock).read_bytes()[:-1])
-    assert main(["warm", lock]) == 1
-    assert "is damaged" in capsys.readouterr().err
-    assert server.asked == []
-
-
 def test_no_server_is_no_list_of_failures(
     runtime: Path, lock: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -379,11 +369,3 @@ def test_a_program_without_record_is_a_mistake(
     """The message says what is missing."""
     assert main(["warm", lock, "--", "python", "train.py"]) == 1
     assert "Add --record" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("words", [[], ["--record"], ["--record", "--check", "f"], ["a", "b"]])
-def test_a_usage_error_exits_with_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """One line that says where to read on."""
-    with pytest.raises(SystemExit, match="2"):
-        main(["warm", *words])
-    assert capsys.readouterr().err.endswith("--help\n")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,12 +12,11 @@ from pathlib import Path
 import pytest
 
 from jaxd import Client, connect
-from jaxd.cli.commands.warm import BuildOutcome, build_all
-from jaxd_protocol.errors import Cancelled
+from jaxd.cli.commands.warm import BuildBar, BuildOutcome, build_all
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.messages.function_manifest import FunctionManifest
 from jaxd_protocol.messages.recipes import Recipe, RecordedCall
-from tests.client.fake_server import FakeServer, Request, failed, warm_reply
+from tests.client.fake_server import FakeServer, Request, warm_reply
 
 
 def recipe(name: str, calls: int = 1, skeleton: bytes = b"T\0\0\0\2T\0\0\0\0D\0\0\0\0") -> Recipe:
@@ -40,13 +41,6 @@ def client(server: FakeServer) -> Iterator[Client]:
         yield client
 
 
-def test_each_call_of_each_function_is_built(client: Client, server: FakeServer) -> None:
-    """Whatever is ready already the server knows."""
-    done = list(build_all(client, [recipe("f", 3), recipe("g")]))
-    assert sorted(done) == [BuildOutcome("f()", "hit", 0.5)] * 3 + [BuildOutcome("g()", "hit", 0.5)]
-    assert len(server.asked) == 4
-
-
 def test_several_are_built_at_the_same_time(client: Client, server: FakeServer) -> None:
     """How many really are is for the server to say."""
     together = threading.Barrier(4)
@@ -57,24 +51,6 @@ def test_several_are_built_at_the_same_time(client: Client, server: FakeServer) 
 
     server.answers["call"] = answer
     assert len(list(build_all(client, [recipe("f", 4)]))) == 4
-
-
-def test_an_error_is_the_result_of_its_call_alone(client: Client, server: FakeServer) -> None:
-    """Of our own errors the text says enough."""
-    errors = {b"f": KeyError("mine"), b"g": Cancelled("given up. Ask again.")}
-    server.answers["call"] = lambda asked: failed(errors[asked.args[0].strip()])
-    done = dict(each[::3] for each in build_all(client, [recipe("f"), recipe("g")]))
-    assert done == {"f()": "KeyError: 'mine'", "g()": "given up. Ask again."}
-
-
-def test_a_check_asks_and_builds_nothing(client: Client, server: FakeServer) -> None:
-    """One answer for each."""
-    server.answers["why"] = {"verdict": "compile"}
-    assert (
-        list(build_all(client, [recipe("f", 2)], check=True))
-        == [BuildOutcome("f()", "compile")] * 2
-    )
-    assert server.of("call") == []
 
 
 def test_closed_early_it_starts_no_more(client: Client, server: FakeServer) -> None:
@@ -105,3 +81,45 @@ def test_arguments_that_cannot_be_read_are_left_out(client: Client, server: Fake
     assert list(build_all(client, [recipe("f", 1, b"garbage")], check=True)) == [
         BuildOutcome("f", "hit")
     ]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def terminal_in_place(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """Takes the place of stderr."""
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    return terminal
+
+
+def test_it_says_how_many_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is gone in the end."""
+    terminal = terminal_in_place(monkeypatch)
+    bar = BuildBar(2, shown=True)
+    bar.advance()
+    bar.advance()
+    bar.close()
+    parts = [part for part in terminal.getvalue().split("\r") if part.strip()]
+    assert parts == ["[##########..........] 1/2", "[####################] 2/2"]
+    assert terminal.getvalue().endswith(" \r")
+
+
+def test_what_is_under_way_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When it takes long; what was built, and why, is not told for each."""
+    monkeypatch.setattr("jaxd.events.progress._SHOW_AFTER_S", 0.0)
+    monkeypatch.setattr("jaxd.events.progress._TICK_S", 0.0)
+    terminal = terminal_in_place(monkeypatch)
+    bar = BuildBar(2, shown=True)
+    bar.event("c", 1, "stage", {"stage": "compile", "function": "train_step"})
+    assert bar._ticker is not None
+    while "] 0/2  compiling train_step … 0 s" not in terminal.getvalue():
+        bar._ticker.join(0.01)
+    bar.event("c", 1, "built", {"function": "train_step", "reason": "first call"})
+    ticker = bar._ticker
+    bar.finish("c", 1)
+    ticker.join()
+    assert "first call" not in terminal.getvalue()
+    assert "ready after" not in terminal.getvalue()

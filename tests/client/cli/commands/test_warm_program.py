@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxd.cli.child_program import run_program
+from jaxd.cli.child_program import deferring_interrupts, run_program
 from jaxd.cli.commands.warm import wait_for_interrupt
-from jaxd_protocol.errors import ConfigurationError
 
 WATCHED = (signal.SIGINT, signal.SIGTERM)
 
@@ -28,12 +27,6 @@ def python(program: str) -> list[str]:
 def test_the_exit_code_is_the_programs(program: str, code: int) -> None:
     """As a shell says it, when a signal ended it."""
     assert run_program(python(program), None, "jaxd warm") == code
-
-
-def test_a_program_that_cannot_be_started(tmp_path: Path) -> None:
-    """Is a mistake in the command line."""
-    with pytest.raises(ConfigurationError, match=r"cannot run .*none.*No such file"):
-        run_program([str(tmp_path / "none")], None, "jaxd warm")
 
 
 def test_signals_are_as_before_in_the_program_and_afterwards(tmp_path: Path) -> None:
@@ -57,3 +50,27 @@ def test_a_signal_ends_the_waiting(number: int) -> None:
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_deferred_signal_interrupts_at_the_end(number: signal.Signals) -> None:
+    """What runs meanwhile is completed; the handlers are those from before."""
+    before = signal.getsignal(number)
+    steps: list[str] = []
+
+    def interrupted_work() -> None:
+        with deferring_interrupts():
+            signal.raise_signal(number)
+            steps.append("completed")
+        steps.append("continued")
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_work()
+    assert steps == ["completed"]
+    assert signal.getsignal(number) is before
+
+
+def test_without_a_signal_nothing_is_raised() -> None:
+    """The code behind it runs."""
+    with deferring_interrupts():
+        pass

@@ -86,20 +86,6 @@ def test_the_server_can_be_named(
     assert capsys.readouterr().err.startswith("jaxd: ")
 
 
-@pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize("words", [["train_for_why:plain"], ["--recent"], ["--recent", "--json"]])
-def test_without_a_server_it_exits_with_3_and_starts_none(
-    words: list[str], runtime: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Asking is not calling."""
-    assert main(["why", *words]) == 3
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith("jaxd: no server runs at ")
-    assert said.err.endswith("jaxd start\n")
-    assert not (runtime / "jaxd").exists()
-
-
 @pytest.mark.usefixtures("server")
 def test_recent_builds_are_listed(live: LiveServer, capsys: pytest.CaptureFixture[str]) -> None:
     """The last one first, as many as are asked for; also as JSON."""
@@ -121,16 +107,6 @@ def test_recent_builds_are_listed(live: LiveServer, capsys: pytest.CaptureFixtur
     assert report["server"] == live.unix
     (decision,) = report["decisions"]
     assert (decision["function"], decision["verdict"]) == ("listed_step", "compile")
-
-
-@pytest.mark.parametrize(
-    "words", [[], ["--recent", "0"], ["--recent", "many"], ["a:b", "--recent"], ["--recent", "-1"]]
-)
-def test_a_usage_error_exits_with_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """One line that says where to read on."""
-    with pytest.raises(SystemExit, match="2"):
-        main(["why", *words])
-    assert capsys.readouterr().err.endswith("--help\n")
 
 
 @pytest.mark.usefixtures("folder", "server")

@@ -11,15 +11,7 @@ import pytest
 from jaxd_protocol.messages.server_view import ServerView
 from tests.client.cli.dashboard import views
 from tests.client.cli.dashboard.figures import BY_CLOCK, text_of
-from tests.client.cli.dashboard.running import (
-    ROOT,
-    Dashboard,
-    figures,
-    go,
-    opened,
-    played,
-    until,
-)
+from tests.client.cli.dashboard.running import ROOT, Dashboard, figures, go, opened, played, until
 
 PAGES = ("overview", "functions", "calls", "memory", "builds", "errors", f"functions/{views.KEY}")
 LEAST = {"overview": 60, "functions": 15, "calls": 15, "memory": 15, "builds": 20, "errors": 15}

@@ -33,6 +33,7 @@ def example_view() -> ServerView:
     now = time.time()
     latency = [0] * 25
     latency[4], latency[5], latency[9], latency[24] = 900, 80, 15, 5
+    me = "uid:1000"
     return ServerView(
         at=now,
         sequence=41,
@@ -40,6 +41,8 @@ def example_view() -> ServerView:
         counters={
             "calls": 1250,
             "failed_calls": 3,
+            "cancelled_calls": 0,
+            "late_calls": 1,
             "executable_hits": 1000,
             "executable_loads": 7,
             "compiles": 12,
@@ -53,99 +56,54 @@ def example_view() -> ServerView:
             "trace_s": 12.345,
             "compile_s": 78.9,
             "load_s": 0.45,
-            "cancelled_calls": 0,
-            "late_calls": 1,
         },
         workers={"1": WorkerRow(1, 4711, "ready", resident_bytes=812 * MB, answered=now)},
         builders={"4800": BuilderRow(4800, "evaluate", now - 3)},
-        sessions={
-            "ab12": SessionRow("uid:1000", "train.py 99", now - 600, 1, 1250, 12, 7, 3, 60.5)
-        },
+        sessions={"ab12": SessionRow(me, "train.py 99", now - 600, 1, 1250, 12, 7, 3, 60.5)},
         calls={
-            "c0ffee": CallRow("evaluate", "uid:1000", "building", now - 3, now - 3),
-            "c0ffef": CallRow(
-                "predict", "uid:1000", "waiting", now - 2, now - 2, "evaluate", now - 3
-            ),
+            "c0ffee": CallRow("evaluate", me, "building", now - 3, now - 3),
+            "c0ffef": CallRow("predict", me, "waiting", now - 2, now - 2, "evaluate", now - 3),
         },
         builds={
             "1": BuildRow(
-                "train_step",
-                KEY,
-                "uid:1000",
-                "compile",
-                now - 90,
-                now - 90,
-                now - 81.5,
+                *("train_step", KEY, me, "compile", now - 90, now - 90, now - 81.5),
                 reason="train_step was never built",
                 arguments="x: float32[32,512]",
                 builder=4800,
             ),
             "2": BuildRow(
-                "predict",
-                OTHER_KEY,
-                "uid:1000",
-                "load",
-                now - 88,
-                now - 81.5,
-                now - 81.25,
-                behind="train_step",
-                reason="it was on disk",
-                arguments="x: float32[8]",
+                *("predict", OTHER_KEY, me, "load", now - 88, now - 81.5, now - 81.25),
+                *("train_step", "it was on disk", "x: float32[8]"),
             ),
-            "3": BuildRow("evaluate", KEY, "uid:1000", "building", now - 3, now - 3),
+            "3": BuildRow("evaluate", KEY, me, "building", now - 3, now - 3),
         },
         functions={
             KEY: FunctionRow(
-                "train_step",
-                "train.py:12",
-                2,
-                1000,
-                2,
-                1,
-                4000.5,
-                78.9,
-                25.0,
-                tuple(latency),
-                now - 1,
+                *("train_step", "train.py:12", 2, 1000, 2, 1, 4000.5, 78.9, 25.0),
+                *(tuple(latency), now - 1),
             ),
             OTHER_KEY: FunctionRow(
-                "predict", "serve.py:3", 1, 0, 0, 1, 321.25, 0.0, 0.1, (0,) * 25, now
+                *("predict", "serve.py:3", 1, 0, 0, 1, 321.25, 0.0, 0.1, (0,) * 25, now)
             ),
         },
         programs={
             "aa01": ProgramRow(
-                KEY,
-                "train_step",
-                "x: float32[32,512]",
-                "memory",
-                3 * MB,
-                9 * MB,
-                MB,
-                8.5,
-                0.2,
-                990,
-                400.0,
-                now,
+                *(KEY, "train_step", "x: float32[32,512]", "memory", 3 * MB, 9 * MB, MB),
+                *(8.5, 0.2, 990, 400.0, now),
             ),
             "aa02": ProgramRow(KEY, "train_step", "x: float32[64,512]", "disk", 0, 0, 2 * MB, 9.5),
         },
         values={
             "s/ab12": ValueRow(
-                "uid:1000", "ab12", "session", 12, 64 * MB, ("float32[4096,2048]",), (33_554_432,)
+                *(me, "ab12", "session", 12, 64 * MB, ("float32[4096,2048]",), (33_554_432,))
             ),
-            "n/weights": ValueRow("uid:1000", "weights", "name", 1, 32 * MB),
+            "n/weights": ValueRow(me, "weights", "name", 1, 32 * MB),
         },
         devices={"0": DeviceRow("cpu:0", 96 * MB, 128 * MB, 16_000 * MB)},
         queues={"calls": QueueRow(1, 4, 2), "builds": QueueRow(1, 1, 1)},
         events={
             "7": EventRow(
-                now - 50,
-                "call_failed",
-                "error",
-                "train_step",
-                "c0ffe0",
-                "uid:1000",
-                "phase=running",
+                *(now - 50, "call_failed", "error", "train_step", "c0ffe0", me, "phase=running")
             ),
             "8": EventRow(now - 40, "worker_ready", "info", text="epoch=1"),
             "9": EventRow(now - 30, "client_away", "warning", text="session=ab12"),
