@@ -144,24 +144,6 @@ def test_a_reader_may_go_early(words: list[str]) -> None:
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("command", ["status", "restart", "functions"])
-@pytest.mark.parametrize(
-    ("address", "advice"),
-    [
-        ("tcp://127.0.0.1:1", "Start one there (jaxd serve --listen tcp://127.0.0.1:1)"),
-        ("unix:///nowhere/s", "Start one there (jaxd serve --listen unix:///nowhere/s)"),
-    ],
-)
-def test_no_server_is_advised_that_the_command_would_not_find(
-    command: str, address: str, advice: str
-) -> None:
-    """`jaxd start` would start the local one, which is another."""
-    code, _, error = jaxd(command, "--server", address)
-    assert code == 3
-    assert advice in error
-    assert "jaxd start" not in error
-
-
 def test_where_no_server_can_run_none_is_to_be_started() -> None:
     """Without jax, `jaxd start` would be the next error."""
     hidden = "import sys; sys.modules['jax'] = None; from jaxd.cli.__main__ import main; main()"

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import gc
+import socket
 import threading
 import time
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from jaxd.connection.connection import ClientConnection
 from jaxd.connection.shared_reader import PendingReply, SharedReader
-from jaxd_protocol.errors import ConnectionLost
+from jaxd_protocol.errors import ConnectionLost, DeadlineExceeded, ProtocolError
 from jaxd_protocol.wire import BulkStream
-from tests.client.played_server import ConnectedPair
+from tests.client.played_server import ConnectedPair, RecordingHandler, ScriptedServer
 from tests.end_to_end.gates import in_thread
 from tests.server.staging import until
 from tests.shared.wire.interrupt import swallowed_interrupt
@@ -184,3 +187,57 @@ def test_a_connection_has_one_thread_that_reads_and_only_where_one_is_wanted(
     client.shut()
     mine.join(10)
     assert not mine.is_alive()
+
+
+def submit(client: ClientConnection, args: tuple[Any, ...], then: Any) -> None:
+    """Sends a request for whose reply nobody waits."""
+    client.launch("call", args, (), PendingReply(then, needs_reader=True), client.number())
+
+
+def test_a_deadline(ends: ConnectedPair) -> None:
+    """Ends the wait; the late reply is taken out of the way of the next one."""
+    client, server, _ = ends
+    with pytest.raises(DeadlineExceeded):
+        client.request("call", ("late",), (), time.monotonic() + 0.05)
+    late, *_ = server.take()
+    waiting = in_thread(client.request, "call", ("next",))
+    following, *_ = server.take()
+    server.send_reply(late, "too late")
+    server.send_reply(following, "in time")
+    assert waiting.result(10)[0] == "in time"
+
+
+def test_nonsense_from_the_server_is_told_as_such(ends: ConnectedPair) -> None:
+    """It is no lost connection: repeating the call would not help."""
+    client, server, _ = ends
+    waiting = in_thread(client.request, "call", ())
+    server.take()
+    server._channel.stream.sock.sendall(b"\0\0\0\x03\x80abc\n")
+    assert isinstance(waiting.exception(10), ProtocolError)
+    assert not client.alive
+
+
+def test_an_unused_connection_can_be_forgotten() -> None:
+    """Its own thread does not keep it alive."""
+    import gc
+    import weakref
+
+    before = set(threading.enumerate())
+    ours, theirs = socket.socketpair()
+    with theirs:
+        client = ClientConnection(BulkStream(ours), 1 << 20, RecordingHandler())
+        server = ScriptedServer(theirs)
+        done: list[Any] = []
+        submit(client, (), done.append)
+        server.send_reply(server.take()[0], 1)
+        until(lambda: bool(done))
+        done.clear()
+        gone = weakref.ref(client)
+        readers = [one for one in threading.enumerate() if one.name == "jaxd-reader"]
+        del client
+        gc.collect()
+        until(lambda: gone() is None or bool(gc.collect() and False))
+        ours.close()
+    for reader in set(readers) - before:
+        reader.join(10)
+        assert not reader.is_alive()

@@ -67,17 +67,6 @@ def test_only_a_busy_server_is_tried_again(open_call: OpenCall) -> None:
         assert open_call.pause_after(encode_failure(error)) is None
 
 
-def test_a_lost_connection_is_forgiven_once(open_call: OpenCall) -> None:
-    """Also where the call was refused in between."""
-    open_call.check_repeatable(LOST)
-    open_call.begin_attempt()
-    open_call.pause_after(encode_failure(Busy("full.", retry_after_s=0.2)))
-    open_call.is_sent = True
-    open_call.check_repeatable(LOST)
-    with pytest.raises(ConnectionLost, match="again when the call was repeated"):
-        open_call.begin_attempt()
-
-
 def test_data_is_released_once(open_call: OpenCall, session: Mock) -> None:
     """A reply that comes after it was abandoned gives back what the server keeps for it."""
     transfer = session.transfer_router.return_value.prepare.return_value

@@ -111,15 +111,6 @@ def test_results_that_nobody_takes_hold_up_no_other_call(
         assert reads
 
 
-def test_more_calls_than_places(client: Client) -> None:
-    """Two maps share what the server takes from one connection."""
-    double = known(client, lambda x: x * 2)
-    both = zip(double.map(NUMBERS), double.map(reversed(NUMBERS)), strict=True)
-    assert [(float(a), float(b)) for a, b in both] == [
-        (2 * a, 2 * b) for a, b in zip(NUMBERS, reversed(NUMBERS), strict=True)
-    ]
-
-
 @pytest.mark.slow
 def test_fewer_places_than_calls_that_go_out_together() -> None:
     """Those that have the places go out when another one waits for a place."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,12 @@ import numpy as np
 import pytest
 
 from jaxd import Client, connect, persistent_call
-from jaxd.dispatch.warm import RecordedFunction, Warmed, recipe_mark, recipes_since, warm
+from jaxd.dispatch.warm import RecordedFunction, Warmed, warm
 from jaxd_protocol.errors import ArgumentError, ConnectionLost, NoServer, ProtocolError
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.messages.calls import MAY_REPEAT, STRICT, WARM
 from jaxd_protocol.messages.function_manifest import FunctionManifest
-from jaxd_protocol.messages.recipes import Recipe, RecordedCall, dump_recipes
-from jaxd_protocol.pytree import parse_skeleton
+from jaxd_protocol.messages.recipes import Recipe, RecordedCall
 from tests.client.fake_server import FakeServer, Request, failed, warm_reply
 
 Start = Callable[..., tuple[FakeServer, Client]]
@@ -117,16 +115,6 @@ def test_a_function_is_warmed_for_specs(start: Start) -> None:
     assert server.asked[1].buffers != []
 
 
-def test_what_is_pickled_travels(start: Start) -> None:
-    """With zeros where specs are, and nothing of other arguments."""
-    server, client = start(call=lambda _: warm_reply())
-    client.persistent_call(lambda x, pair: x).warm(Spec(3000), {frozenset(): Spec(5)})
-    (asked,) = server.asked
-    (_, leaf) = parse_skeleton(asked.args[1], lambda *_: tuple, lambda _: None).leaves
-    assert (leaf.tag, leaf.buffers, len(asked.buffers)) == ("P", 1, 2)
-    assert asked.buffers[1] == bytes(20)
-
-
 def test_a_connection_that_ends_twice_is_given_up(start: Start) -> None:
     """And the message says by which function."""
     server, client = start(call=FakeServer.hang_up)
@@ -184,24 +172,6 @@ def recipe(*calls: RecordedCall) -> Recipe:
     """One of a function that there is not."""
     manifest = FunctionManifest(b"f" * 16).to_message()
     return Recipe("step", b"k" * 16, OPTIONS, manifest, b"packed", calls, ("x",))
-
-
-def test_recipes_are_those_since_a_mark(start: Start) -> None:
-    """With their data."""
-    made = [recipe(RecordedCall(b"N")), recipe(RecordedCall(b"P\0\0\0\1", (3, 8), (b"abc",)))]
-
-    left_out = [{"name": "f", "key": "00", "reason": "not shared"}]
-
-    def answer(asked: Request) -> Any:
-        if asked.args == ("",):
-            return (json.dumps({"mark": "here"}),), ()
-        messages, buffers = dump_recipes(made)
-        return (json.dumps({"mark": "later", "left_out": left_out}), *messages), buffers
-
-    server, client = start(recipes=answer)
-    mark = recipe_mark(client.caller)
-    assert recipes_since(client.caller, mark) == (made, left_out)
-    assert [asked.args for asked in server.asked] == [("",), ("here",)]
 
 
 def test_a_recipe_is_warmed_without_its_function(start: Start) -> None:

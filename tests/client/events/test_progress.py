@@ -139,15 +139,6 @@ def test_a_terminal_that_goes_away_is_no_error(terminal: Terminal) -> None:
     ticker.join()
 
 
-def test_other_events_and_unknown_calls_are_ignored(terminal: Terminal) -> None:
-    """What a newer server may send is not this client's to judge."""
-    shown = Progress()
-    shown.event("connection", 1, "output", {"text": "hello"})
-    shown.finish("connection", 7)
-    assert shown._ticker is None
-    assert terminal.getvalue() == ""
-
-
 def test_late_events_of_a_call_that_was_given_up_are_ignored(terminal: Terminal) -> None:
     """Ctrl-C or timeout_s: the server goes on, and nobody would finish a new entry."""
     shown = Progress()

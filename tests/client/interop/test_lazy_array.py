@@ -237,17 +237,6 @@ def test_the_shape_is_known_without_a_touch(ask: Callable[[Any], Any]) -> None:
     assert stand.touches == 0
 
 
-def test_it_indexes_and_is_indexed_by_its_kind() -> None:
-    """Also inside a tuple of indices."""
-    array: Any = np.arange(4).reshape(2, 2)
-    rows: Any = CountingArray([1, 0])
-    stand: Any = CountingArray(array)
-    np.testing.assert_array_equal(stand[rows], array[::-1])
-    np.testing.assert_array_equal(stand[rows, 0], [2, 0])
-    np.testing.assert_array_equal(array[rows], array[::-1])
-    assert [list(row) for row in reversed(stand)] == [[2, 3], [0, 1]]
-
-
 def test_touched_leaves_everything_else_alone() -> None:
     """Lists and numbers are what they were."""
     value = [CountingArray([1])]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import operator
 import pickle
 from collections.abc import Callable
@@ -162,14 +161,6 @@ def test_fetch_gives_jax_arrays(fetcher: FakeFetcher) -> None:
     assert array.block_until_ready() is array
     same(array.fetch(), jnp.asarray(MATRIX))
     assert fetcher.told == ["wait", "bring"]
-
-
-def test_what_is_forgotten_is_dropped(fetcher: FakeFetcher) -> None:
-    """Once, by its number."""
-    array = fetcher.keep(MATRIX)
-    del array
-    gc.collect()
-    assert fetcher.told == [("drop", 0)]
 
 
 # it cannot be changed

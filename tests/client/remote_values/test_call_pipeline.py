@@ -180,6 +180,7 @@ def test_a_call_that_cannot_be_sent_again_ends_alone(server: Server) -> None:
     third = server.launch()
     assert isinstance(first.error, LimitExceeded)
     assert numbers(server.connections[1]) == [second.number, third.number]
+    assert server.connections[1].sent[-1][1] == second.number  # the first waits for no reply
 
 
 def test_each_says_up_to_where_replies_have_come(server: Server) -> None:

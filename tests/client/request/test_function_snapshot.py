@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
 
-from jaxd.request.function_snapshot import FunctionSnapshot, FunctionSpec
+from jaxd.request.function_snapshot import FunctionSnapshot
 from jaxd_protocol.errors import UnsharedWarning
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.pickling.unpack.unpickler import unpack_function
@@ -23,30 +22,6 @@ def make(scale: Any) -> Any:
     return lambda x: x * scale
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        Options(static_argnums=(0,)),
-        Options(static_argnames=("x",)),
-        Options(donate_argnums=(0,)),
-        Options(keep_unused=True),
-        Options(inline=True),
-        Options(compiler_options=(("a", 1),)),
-        Options(config=(("jax_enable_x64", True),)),
-        Options(extra_key="a"),
-        Options(extra_key=1),
-        Options(extra_key=True),
-    ],
-    ids=str,
-)
-def test_options_are_part_of_the_key_and_not_of_the_fingerprint(options: Options) -> None:
-    """The same code under other options is sent once and compiled twice."""
-    plain, other = FunctionSnapshot(make(2.0), Options()), FunctionSnapshot(make(2.0), options)
-    assert plain.fingerprint == other.fingerprint
-    assert FunctionSpec(plain, Options()).key != FunctionSpec(other, options).key
-    assert FunctionSpec(other, options).key == FunctionSpec(plain, options).key
-
-
 def test_it_has_the_name_that_people_know() -> None:
     """Also where there is no function object."""
     import functools
@@ -58,37 +33,6 @@ def test_it_has_the_name_that_people_know() -> None:
     assert FunctionSnapshot(make, Options()).name == "make"
     assert FunctionSnapshot(functools.partial(make, 1), Options()).name == "partial"
     assert FunctionSnapshot(Model(), Options()).name.endswith("Model")
-
-
-def test_a_lock_counts_as_such() -> None:
-    """It is made anew where the function runs; who holds it says nothing about a result."""
-    lock, other = threading.Lock(), threading.Lock()
-
-    def holds(x: Any) -> Any:
-        return lock, x
-
-    before = FunctionSnapshot(holds, Options())
-    lock = other
-    assert other.acquire()
-    assert FunctionSnapshot(holds, Options()).fingerprint == before.fingerprint
-    assert before.walk_fingerprint.unshared == ()
-    assert before.code
-
-
-def test_what_has_no_content_is_named() -> None:
-    """With the path to it; the function keeps a name of its own in each process."""
-    stream = iter([1.0])
-    numbers = (number for number in stream)
-
-    def draws(x: Any) -> Any:
-        return numbers, x
-
-    snapshot = FunctionSnapshot(draws, Options())
-    (found,) = snapshot.walk_fingerprint.unshared
-    assert found.path.endswith("draws → numbers")
-    assert found.type_name == "generator"
-    assert snapshot.fingerprint != FunctionSnapshot(draws, Options()).fingerprint
-    assert not snapshot.manifest.shared
 
 
 def test_what_has_no_content_is_warned_of() -> None:

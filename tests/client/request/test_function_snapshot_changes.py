@@ -61,28 +61,6 @@ def test_as_long_as_nothing_changes_it_is_looked_at_once(walks: list[Any]) -> No
     assert len(walks) == 1
 
 
-def test_after_a_change_there_is_another_key_and_back_the_first(walks: list[Any]) -> None:
-    """At the next call."""
-    made = function("return x * RATE", RATE=1)
-    found = snapshots(made)
-    keys = []
-    for rate in (1, 2, 1):
-        made.__globals__["RATE"] = rate
-        keys.append(found.spec(X32).key)
-    assert keys[0] == keys[2] != keys[1]
-    assert len(walks) == 3
-
-
-def test_a_change_that_means_nothing_keeps_the_key(walks: list[Any]) -> None:
-    """An equal list in place of another."""
-    made = function("return x * RATES[0]", RATES=[1])
-    found = snapshots(made)
-    before = found.spec(X32).key
-    made.__globals__["RATES"] = [1]
-    assert found.spec(X32).key == before
-    assert len(walks) == 2
-
-
 def test_an_upgrade_of_a_package_is_looked_at(
     walks: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,15 +68,6 @@ def test_each_change_counts_and_is_warned_of_once(disk: Disk) -> None:
     assert call(package_changes, disk) == 1
 
 
-def test_a_warning_that_is_an_error_is_counted_all_the_same(disk: Disk) -> None:
-    """The next call goes on with what is there now."""
-    package_changes = PackageChanges()
-    disk.changes = [(OLD, None)]
-    with pytest.raises(SkewWarning):
-        package_changes.poll()
-    assert package_changes.count == 1
-
-
 def test_the_child_of_a_fork_can_look(disk: Disk) -> None:
     """Also when another thread of the parent was looking as it forked."""
     package_changes = PackageChanges()

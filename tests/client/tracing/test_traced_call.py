@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxd import Client, PRNGKeys
+from jaxd import Client
 from jaxd.errors import ResultError, TracerError
 from tests.end_to_end.counting import costs
 
@@ -95,61 +95,11 @@ def test_the_form_of_a_result_is_asked_for_once(client: Client) -> None:
     assert traced == {"executable_hits": 1}  # the call of jvp; to be asked counts for nothing
 
 
-def test_what_is_no_tracer_is_data(shared: Client) -> None:
-    """Of numpy, of the server, of a client without jax."""
-    function = shared.persistent_call(
-        lambda tree, key: tree["x"] * tree["n"] + tree["there"] + jax.random.normal(key, (3,))
-    )
-    key = jax.random.key(3)
-    keys = PRNGKeys("threefry2x32", np.asarray(jax.random.key_data(key)))
-    tree = {"n": np.float32(2), "there": shared.put(X)}
-    found = jax.jit(lambda x: function({**tree, "x": x}, keys))(X)
-    expected = X * 2 + X + jax.random.normal(key, (3,))
-    np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=1e-6)
-
-
-@jax.tree_util.register_pytree_node_class
-class Model:
-    """What a client's own script defines."""
-
-    def __init__(self, weights: Any) -> None:
-        self.weights = weights
-
-    def tree_flatten(self) -> Any:
-        return (self.weights,), None
-
-    @classmethod
-    def tree_unflatten(cls, _: Any, children: Any) -> Model:
-        return cls(*children)
-
-
-def test_calls_without_tracers_are_made_at_once_inside_of_what_is_traced(shared: Client) -> None:
-    """Weak results, keys and captured keys among them."""
-    key = jax.random.key(4)
-    drawn = shared.persistent_call(lambda: jax.random.normal(key, (3,)))
-    folded = shared.persistent_call(lambda key: jax.random.fold_in(key, 1))
-    double = shared.persistent_call(doubled)
-
-    def program(x: Any) -> Any:
-        return x * double(2.0) + drawn() + jax.random.normal(folded(key), (3,))
-
-    expected = X * 4 + drawn() + jax.random.normal(jax.random.fold_in(key, 1), (3,))
-    np.testing.assert_allclose(jax.jit(program)(X), np.asarray(expected), rtol=1e-6)
-
-
 def test_an_array_on_the_server_that_a_program_touches_can_be_used_after_it(shared: Client) -> None:
     """What is fetched there is an array, and no tracer of that program."""
     there = shared.put(np.ones((200, 100), "f4"))
     assert float(jax.jit(lambda x: (x + there).sum())(1.0)) == 40_000
     assert float((there + 1).sum()) == 40_000
-
-
-def test_objects_come_back_as_the_caller_s_own(shared: Client) -> None:
-    """Of a class that was met among the arguments, although none of them was sent yet."""
-    slope = shared.persistent_call(lambda model, x: (model.weights * x).sum()).grad()
-    found = jax.jit(slope)(Model(X), X + 1)
-    assert type(found) is Model
-    np.testing.assert_array_equal(found.weights, X + 1)
 
 
 def test_a_result_that_jax_does_not_take_apart_here_is_refused(

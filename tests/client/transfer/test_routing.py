@@ -119,24 +119,6 @@ def test_a_connection_that_is_lost_meanwhile_keeps_no_block(
     assert idle(pool)
 
 
-def test_room_is_held_by_what_lies_in_it(pool: BlockPool, connection: Any) -> None:
-    """The block is free when no view of it is left."""
-    found: Any = TransferRouter(pool).receive_buffer(connection, [100, MIN_SHARED_BYTES])
-    found.filled()
-    places, views, _ = found
-    assert [len(view) for view in views] == [100, MIN_SHARED_BYTES]
-    assert places[0] == places[2]
-    assert places[1] < places[3]
-    assert not idle(pool)
-    del found, views
-    assert idle(pool)
-
-
-def test_there_is_no_room_for_little(pool: BlockPool, connection: Any) -> None:
-    """It had better be sent."""
-    assert TransferRouter(pool).receive_buffer(connection, [MIN_SHARED_BYTES - 1]) is None
-
-
 def test_the_server_is_asked_as_long_as_the_caller_waits(pool: BlockPool, connection: Any) -> None:
     """And no longer."""
     asked: list[Any] = []

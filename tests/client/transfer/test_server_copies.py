@@ -29,22 +29,6 @@ class Bench:
         return ids_in(self.drops.take_all())
 
 
-def test_no_two_copies_have_the_same_name() -> None:
-    """The server would take one for the other."""
-    bench = Bench()
-    assert len({bench.begin(1).id for _ in range(9)}) == 9
-
-
-def test_a_call_without_a_result_has_brought_nothing() -> None:
-    """Nobody knows: the server lets go of it in case that it is there."""
-    bench = Bench()
-    copy = bench.begin(40)
-    bench.copies.complete([copy], ready=False)
-    assert not bench.copies.acquire(copy)
-    assert bench.dropped() == (copy.id,)
-    assert bench.copies.reserve(100) is not None  # all the room there is
-
-
 def test_a_call_that_fails_does_not_change_what_it_referred_to() -> None:
     """It was there before, and still is."""
     bench = Bench()
