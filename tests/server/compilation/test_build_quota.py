@@ -48,14 +48,6 @@ def test_nobody_is_remembered_for_longer_than_needed() -> None:
     assert list(quota._spent) == ["bob"]
 
 
-def test_without_a_limit_nothing_is_counted() -> None:
-    """As is the default."""
-    quota = BuildQuota()
-    quota.spend("alice", 1e9)
-    quota.require("alice")
-    assert quota._spent == {}
-
-
 def test_a_client_that_has_had_its_share_goes_on_with_what_is_ready(
     open_in_process_server: Callable[..., InProcessServer],
 ) -> None:

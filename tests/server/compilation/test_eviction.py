@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxd_server.compilation.eviction import Entry, Limits, victims, weight
+from jaxd_server.compilation.compiling.executable import Costs, Executable
+from jaxd_server.compilation.eviction import (
+    Entry,
+    EvictionCosts,
+    Limits,
+    are_within,
+    victims,
+    weight,
+)
+from tests.server.builds import executable
 
 NOW = 1000.0
 
@@ -23,22 +32,131 @@ def chosen(entries: list[Entry], **limits: object) -> list[str]:
     return [str(one.name) for one in found]
 
 
-def test_nothing_goes_within_the_limits() -> None:
-    """However old it is, and also when a limit is reached exactly."""
-    held = [entry("a", 900, host_bytes=5, device_bytes=3), entry("b")]
-    assert chosen(held, count=2, host_bytes=6, device_bytes=3) == []
+def held_by(who: str, age: int, count: int) -> list[Entry]:
+    """So many of one principal, each a second younger than the one before."""
+    return [entry(f"{who} {i}", age - i, principal=who) for i in range(count)]
 
 
-def test_the_oldest_go_first() -> None:
-    """As many as are too many."""
-    held = [entry("c", 1), entry("a", 3), entry("b", 2), entry("d", 0)]
-    assert chosen(held, count=2) == ["a", "b"]
+def sized(**bytes_of: int) -> list[Entry]:
+    """A, b and c, of which a is the oldest, with so many bytes in the process."""
+    return [
+        entry(one, age, host_bytes=bytes_of.get(one, 0))
+        for one, age in zip("abc", (3, 2, 1), strict=True)
+    ]
 
 
-def test_what_costs_about_the_same_goes_strictly_by_age() -> None:
-    """Whether it took 20 ms or 900: one noisy build does not change the order."""
-    held = [entry("a", 3, rebuild_s=0.9), entry("b", 2, rebuild_s=0.02), entry("c", 1)]
-    assert chosen(held, count=1) == ["a", "b"]
+BYTES = [entry("a", 3, host_bytes=4, device_bytes=1), entry("b", 2, host_bytes=4), entry("c", 1)]
+SHARED = [entry(name, age, program="one", host_bytes=4) for name, age in (("a", 9), ("b", 1))]
+BUSY = entry("busy", 9, is_idle=False)
+CHOICES: dict[str, tuple[list[Entry], dict[str, object], list[str]]] = {
+    "nothing within the limits, however old, nor where one is reached exactly": (
+        [entry("a", 900, host_bytes=5, device_bytes=3), entry("b")],
+        {"count": 2, "host_bytes": 6, "device_bytes": 3},
+        [],
+    ),
+    "the oldest, as many as are too many": (
+        [entry("c", 1), entry("a", 3), entry("b", 2), entry("d", 0)],
+        {"count": 2},
+        ["a", "b"],
+    ),
+    "by age alone where the costs are about the same": (
+        [entry("a", 3, rebuild_s=0.9), entry("b", 2, rebuild_s=0.02), entry("c", 1)],
+        {"count": 1},
+        ["a", "b"],
+    ),
+    "what is cheap before what is dear": (
+        [entry("dear", 99, rebuild_s=5.0), entry("cheap", 10)],
+        {"count": 1},
+        ["cheap"],
+    ),
+    "what is dear when it is ten times as old": (
+        [entry("dear", 101, rebuild_s=5.0), entry("cheap", 10)],
+        {"count": 1},
+        ["dear"],
+    ),
+    "the next oldest in place of one in use": ([BUSY, entry("idle", 1)], {"count": 1}, ["idle"]),
+    "nothing where all are in use": ([BUSY, replace(BUSY, name="too")], {"count": 1}, []),
+    "by the bytes of the process": (BYTES, {"host_bytes": 8}, ["a"]),
+    "by the bytes of the process, more": (BYTES, {"host_bytes": 4}, ["a", "b"]),
+    "by the bytes of the device": (BYTES, {"device_bytes": 0}, ["a"]),
+    "nothing that takes nothing of what is short": (
+        [entry("old", 9), entry("large", 1, device_bytes=5), entry("new", 0, device_bytes=5)],
+        {"device_bytes": 5},
+        ["large"],
+    ),
+    "nothing where a program that three share has room": (
+        [entry(name, 1, program="one", host_bytes=4) for name in "abc"],
+        {"host_bytes": 4},
+        [],
+    ),
+    "those who share a program together, as young as its last use": (
+        [*SHARED, entry("c", 5, host_bytes=4)],
+        {"host_bytes": 4},
+        ["c"],
+    ),
+    "none of those who share a program that is in use": (
+        [SHARED[0], replace(SHARED[1], is_idle=False), entry("c", 0, host_bytes=4)],
+        {"host_bytes": 4},
+        ["c"],
+    ),
+    "what is too large alone, and not all others for it": (
+        [entry("small", 9), entry("huge", 1, host_bytes=50), entry("new", 0)],
+        {"host_bytes": 10},
+        ["huge"],
+    ),
+    "nothing for what is too large and in use": (
+        [entry("small", 9), entry("huge", 1, host_bytes=50, is_idle=False), entry("new", 0)],
+        {"host_bytes": 10},
+        [],
+    ),
+    "for each limit what the one before has left": (
+        sized(a=4, b=4, c=4),
+        {"count": 2, "host_bytes": 8},
+        ["a"],
+    ),
+    "of who holds more than a share, although another's are older": (
+        held_by("mine", 10, 2) + held_by("other", 5, 4),
+        {"count": 4},
+        ["other 0", "other 1"],
+    ),
+    "no more of one than what is above the share": (
+        held_by("old", 9, 3) + held_by("young", 3, 3),
+        {"count": 4},
+        ["old 0", "young 0"],
+    ),
+    "nothing of one who is alone, whatever the share": (
+        held_by("one", 10, 4),
+        {"count": 4, "share": 0.1},
+        [],
+    ),
+    "the oldest of one who is alone": (
+        held_by("one", 10, 4),
+        {"count": 3, "share": 0.1},
+        ["one 0"],
+    ),
+    "by age among those above a small share": (
+        held_by("mine", 10, 2) + held_by("other", 5, 4),
+        {"count": 4, "share": 0.2},
+        ["mine 0", "mine 1"],
+    ),
+    "nothing below an equal part, whatever the share": (
+        [one for who in "abc" for one in held_by(who, 20, 2)] + held_by("d", 5, 3),
+        {"count": 8, "share": 0.9},
+        ["d 0"],
+    ),
+    "of another one where the greedy are at work": (
+        [*(replace(BUSY, name=f"busy {i}", principal="uid:1") for i in range(3)), entry("idle")],
+        {"count": 3},
+        ["idle"],
+    ),
+}
+
+
+@pytest.mark.parametrize("what", CHOICES)
+def test_what_goes(what: str) -> None:
+    """In this order."""
+    held, limits, gone = CHOICES[what]
+    assert chosen(held, **limits) == gone
 
 
 @pytest.mark.parametrize(
@@ -47,109 +165,6 @@ def test_what_costs_about_the_same_goes_strictly_by_age() -> None:
 def test_the_weight_is_the_next_power_of_ten(rebuild_s: float, expected: float) -> None:
     """At least one, which is that of all that is made again within a second."""
     assert weight(rebuild_s) == expected
-
-
-def test_what_is_expensive_is_kept_ten_times_as_long() -> None:
-    """But not for ever."""
-    cheap = entry("cheap", 10)
-    assert chosen([entry("dear", 99, rebuild_s=5.0), cheap], count=1) == ["cheap"]
-    assert chosen([entry("dear", 101, rebuild_s=5.0), cheap], count=1) == ["dear"]
-
-
-def test_what_is_in_use_stays() -> None:
-    """The next oldest goes in its place, or nothing."""
-    busy = entry("busy", 9, is_idle=False)
-    assert chosen([busy, entry("idle", 1)], count=1) == ["idle"]
-    assert chosen([busy, replace(busy, name="busy too")], count=1) == []
-
-
-def test_bytes_are_a_limit_of_their_own() -> None:
-    """In the process and on the device."""
-    held = [entry("a", 3, host_bytes=4, device_bytes=1), entry("b", 2, host_bytes=4), entry("c", 1)]
-    assert chosen(held, host_bytes=8) == ["a"]
-    assert chosen(held, host_bytes=4) == ["a", "b"]
-    assert chosen(held, device_bytes=0) == ["a"]
-
-
-def test_what_takes_nothing_of_what_is_short_stays() -> None:
-    """Dropping the older ones would not help."""
-    held = [entry("old", 9), entry("large", 1, device_bytes=5), entry("new", 0, device_bytes=5)]
-    assert chosen(held, device_bytes=5) == ["large"]
-
-
-def test_a_shared_program_counts_once() -> None:
-    """Three functions with one program of four bytes take four."""
-    held = [entry(name, 1, program="one", host_bytes=4) for name in "abc"]
-    assert chosen(held, host_bytes=4) == []
-
-
-def test_those_who_share_a_program_go_together() -> None:
-    """Its bytes are not free before: it is as young as its last use, and stays with any of them."""
-    shared = [
-        entry("a", 9, program="one", host_bytes=4),
-        entry("b", 1, program="one", host_bytes=4),
-    ]
-    alone = entry("c", 5, host_bytes=4)
-    assert chosen([*shared, alone], host_bytes=4) == ["c"]
-    busy = replace(shared[1], is_idle=False)
-    assert chosen([shared[0], busy, entry("c", 0, host_bytes=4)], host_bytes=4) == ["c"]
-
-
-def test_what_is_too_large_alone_goes_first() -> None:
-    """The others would all have to go for it, and still it would not fit."""
-    held = [entry("small", 9), entry("huge", 1, host_bytes=50), entry("new", 0)]
-    assert chosen(held, host_bytes=10) == ["huge"]
-    held[1] = replace(held[1], is_idle=False)
-    assert chosen(held, host_bytes=10) == []
-
-
-def test_each_limit_looks_at_what_the_one_before_has_left() -> None:
-    """What went for the number is not counted again."""
-    held = [entry("a", 3, host_bytes=4), entry("b", 2, host_bytes=4), entry("c", 1, host_bytes=4)]
-    assert chosen(held, count=2, host_bytes=8) == ["a"]
-
-
-def test_who_holds_more_than_a_share_is_asked_first() -> None:
-    """Although what another one has is older."""
-    mine = [entry(f"mine {i}", 10 - i, principal="uid:1") for i in range(2)]
-    other = [entry(f"other {i}", 5 - i, principal="uid:2") for i in range(4)]
-    assert chosen(mine + other, count=5) == ["other 0"]
-    assert chosen(mine + other, count=4) == ["other 0", "other 1"]
-
-
-def test_nobody_is_asked_for_more_than_what_is_above_the_share() -> None:
-    """Then it is the turn of the next one who has too much, however young that is."""
-    old = [entry(f"old {i}", 9 - i, principal="uid:1") for i in range(3)]
-    young = [entry(f"young {i}", 3 - i, principal="uid:2") for i in range(3)]
-    assert chosen(old + young, count=4) == ["old 0", "young 0"]
-
-
-def test_one_principal_alone_may_use_everything() -> None:
-    """A share is only for those who have to share."""
-    held = [entry(f"{i}", 10 - i) for i in range(4)]
-    assert chosen(held, count=4, share=0.1) == []
-    assert chosen(held, count=3, share=0.1) == ["0"]
-
-
-def test_a_small_share_protects_less() -> None:
-    """With a fifth, whoever has more than that competes by age."""
-    mine = [entry(f"mine {i}", 10 - i, principal="uid:1") for i in range(2)]
-    other = [entry(f"other {i}", 5 - i, principal="uid:2") for i in range(4)]
-    assert chosen(mine + other, count=4, share=0.2) == ["mine 0", "mine 1"]
-    assert chosen(mine + other, count=4, share=0.5) == ["other 0", "other 1"]
-
-
-def test_a_share_is_never_more_than_an_equal_part() -> None:
-    """Among four, each is sure of a quarter, whatever the option says."""
-    held = [entry(f"{who} {i}", 20 - i, principal=who) for who in "abc" for i in range(2)]
-    held += [entry(f"d {i}", 5 - i, principal="d") for i in range(3)]
-    assert chosen(held, count=8, share=0.9) == ["d 0"]
-
-
-def test_when_the_greedy_ones_are_at_work_another_one_goes() -> None:
-    """There has to be room all the same."""
-    held = [entry(f"busy {i}", principal="uid:1", is_idle=False) for i in range(3)]
-    assert chosen([*held, entry("idle", principal="uid:2")], count=3) == ["idle"]
 
 
 ENTRIES = st.lists(
@@ -193,3 +208,55 @@ def test_what_stays_is_within_the_limits_or_in_use(
         idle = sum(size[program] for program in size if program not in used)
         in_use = sum(size[program] for program in used)
         assert idle == 0 or idle + in_use <= limit or any(size[one] > limit for one in used)
+
+
+MIB = 1 << 20
+
+
+def made(seconds: float = 0.0, host_bytes: int = 0, device_bytes: int = 0) -> Executable:
+    """One that was traced and compiled here."""
+    one = executable()
+    one.costs, one.structure = Costs(0.0, seconds, seconds), "from here"
+    one.program.host_bytes, one.program.device_bytes = host_bytes, device_bytes
+    return one
+
+
+def eviction_costs(*sizes: int, is_kept: bool = False) -> EvictionCosts:
+    """Of a process that had and has these sizes."""
+    left = iter(sizes)
+    return EvictionCosts(lambda _: is_kept, lambda: next(left))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "each"), [(MIB, 9 * MIB, 4 * MIB), (MIB, 5 * MIB, 2 * MIB), (0, 0, 4 * MIB)]
+)
+def test_programs_together_take_no_more_than_the_process_has_grown(
+    before: int, now: int, each: int
+) -> None:
+    """Each its part of it; where that is unknown, what was measured."""
+    ones = [made(host_bytes=4 * MIB), made(host_bytes=4 * MIB)]
+    entries = eviction_costs(before, now).entries(list(enumerate(ones)), lambda one: one is ones[1])
+    assert [entry.host_bytes for entry in entries] == [each, each]
+    assert [entry.is_idle for entry in entries] == [True, False]
+
+
+def test_what_it_would_cost_to_have_one_again() -> None:
+    """To build it, or less where it is on disk; what came from there costs that again."""
+    small, large, known, loaded = (made(seconds) for seconds in (0.5, 10.0, 10.0, 10.0))
+    known.program.load_s = 0.7
+    loaded.costs, loaded.structure = Costs(1.0, 30.0, 0.2), None
+    items = list(enumerate([small, large, known, loaded]))
+    for is_kept, expected in ((False, [0.5, 10.0, 10.0, 0.2]), (True, [0.5, 3.0, 0.7, 0.2])):
+        entries = eviction_costs(1, 1, is_kept=is_kept).entries(items, lambda _: False)
+        assert [entry.rebuild_s for entry in entries] == pytest.approx(expected)
+
+
+def test_what_several_share_counts_once() -> None:
+    """And something, although nothing was seen of it."""
+    one, twin = made(host_bytes=MIB, device_bytes=5), made()
+    twin.program = one.program
+    assert are_within(Limits(2, host_bytes=MIB, device_bytes=5), [one, twin])
+    assert not are_within(Limits(1), [one, twin])
+    assert not are_within(Limits(2, host_bytes=MIB - 1), [one, twin])
+    assert not are_within(Limits(2, device_bytes=4), [one, twin])
+    assert not are_within(Limits(2, host_bytes=1), [made()])

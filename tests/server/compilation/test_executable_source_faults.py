@@ -73,24 +73,6 @@ def test_a_broken_record_costs_what_it_held(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spoiler", [damage, spoil])
-def test_broken_code_is_asked_for_again(open_harness: Open, spoiler: Any) -> None:
-    """When it is needed: what was built before does not need it."""
-    harness = open_harness()
-    harness.value(Source(double), X)
-    spoiler(harness, "code")
-    harness, source = open_harness(), Source(double)
-    harness.value(source, X)
-    assert (counts(harness), source.asked) == (LOADED, [])
-    assert harness.value(source, X[:2]).tolist() == [17, 19]
-    assert counts(harness) == {**BUILT, "executable_loads": 1}
-    assert source.asked == ["code"]
-    harness, source = open_harness(), Source(double)
-    harness.value(source, X[:1])
-    assert source.asked == []
-
-
-@pytest.mark.slow
 def test_code_on_disk_that_means_something_else_by_now_is_asked_for_again(
     open_harness: Open,
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import subprocess
@@ -16,15 +15,13 @@ import numpy as np
 import pytest
 
 from jaxd_protocol.jit.options import Options
-from tests.fake_packages import FakeSite
-from tests.server.costs import COUNTERS, LOADED, SHARED, counts, double
+from tests.server.costs import COUNTERS, LOADED, counts, double
 from tests.server.in_process import PipelineHarness, Source
 from tests.server.restarted import CASES, NOT_KEPT
 
 Open = Callable[..., PipelineHarness]
 
 ROOT = Path(__file__).resolve().parents[3]
-X = np.arange(5, dtype=np.float32)
 
 
 @pytest.fixture(scope="module")
@@ -67,56 +64,6 @@ def test_what_cannot_be_kept_is_made_again(two_processes: tuple[Any, Any], name:
     for costs in (first, second):
         assert (costs["traces"], costs["lowers"], costs["executable_loads"]) == (1, 1, 0)
         assert costs["compiles"] + costs["programs_shared"] == 1
-
-
-def doubled_beside(x: Any) -> Any:
-    """Names a package that imports another."""
-    import kept_upper  # type: ignore[import-not-found]
-
-    return x * (1 + bool(kept_upper))
-
-
-@pytest.mark.slow
-def test_what_was_made_with_other_packages_is_not_loaded(
-    open_harness: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also those of which the key knows nothing: what its function names had imported them."""
-    site = FakeSite(tmp_path)
-    monkeypatch.syspath_prepend(site.path)
-    site.install("kept_with", "1", {"kept_with.py": "1"})
-    site.install("kept_upper", "1", {"kept_upper.py": "import kept_with"})
-    importlib.import_module("kept_upper")
-    open_harness().value(Source(doubled_beside), X)
-    harness = open_harness()
-    harness.value(Source(doubled_beside), X)
-    assert counts(harness) == LOADED
-    site.install("kept_with", "2", {"kept_with.py": "22"})
-    assert harness.program_cache is not None
-    # as the worker before has seen, which was replaced for it
-    harness.program_cache._environments._packages.changes()
-    harness = open_harness()
-    source = Source(doubled_beside)
-    harness.value(source, X)
-    assert counts(harness) == SHARED
-    assert source.asked == []
-    harness = open_harness()
-    harness.value(Source(doubled_beside), X)
-    assert counts(harness) == LOADED
-
-
-@pytest.mark.slow
-def test_a_private_function_is_not_kept(open_harness: Open) -> None:
-    """Its key means nothing in another process."""
-    for _ in range(2):
-        harness, source = open_harness(), Source(double)
-        source.code_ = Source(lambda x: x - 1).code_  # other code than its fingerprint says
-        assert harness.value(source, X)[0] == -1
-        assert harness.program_cache is not None
-        harness.program_cache.flush()
-        assert harness.program_cache.calls() == {}
-        assert harness.program_cache.store.names("code") == []
-    harness = open_harness()
-    assert harness.value(Source(double), X)[0] == 17
 
 
 def test_another_option_is_another_program(open_harness: Open) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import gc
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -8,11 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxd_protocol.errors import ArgumentError
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.packages.distributions import Package
 from jaxd_server.codec.arguments import leaves_of, read_leaves
-from jaxd_server.compilation.compiling.executable import Executable
+from jaxd_server.compilation.compiling.executable import Costs, Executable
 from jaxd_server.compilation.eviction import Limits
 from jaxd_server.compilation.executables import Executables
 from jaxd_server.compilation.functions.function import Function
@@ -27,8 +28,8 @@ from tests.server.staging import at_once, until
 class Table:
     """A table of executables that are empty shells, and what was made for it."""
 
-    def __init__(self, limit: int = 100) -> None:
-        self.pool = Executables(Reclaimer(), Limits(limit))
+    def __init__(self, count: int = 100, **limits: int) -> None:
+        self.pool = Executables(Reclaimer(), Limits(count, **limits), resident=lambda: 0)
         self.made: list[Executable] = []
 
     def make(self) -> Executable:
@@ -37,6 +38,22 @@ class Table:
         executable.last_use = float(len(self.made))
         self.made.append(executable)
         return executable
+
+    def add(
+        self, *, seconds: float = 0.0, host_bytes: int = 0, device_bytes: int = 0, who: str = ""
+    ) -> None:
+        """One that took that, for a call of its own."""
+        one = self.make()
+        one.costs, one.structure, one.principal = Costs(0.0, seconds, seconds), "from here", who
+        one.program.host_bytes, one.program.device_bytes = host_bytes, device_bytes
+        self.obtain(TRACED, np.ones(len(self.made)), make=lambda: one)
+        until(lambda: one.serial not in self.pool._makers)  # its thread holds it a moment longer
+
+    @property
+    def here(self) -> list[int]:
+        """Which of those that were made are left, by their number."""
+        left = self.pool.all()
+        return [number for number, one in enumerate(self.made) if one in left]
 
     def obtain(self, function: Function, *args: Any, make: Any = None) -> Executable:
         """The executable for a call, as the pipeline asks for it."""
@@ -66,18 +83,11 @@ STATIC = function_of(static, Options(static_argnums=(0,)))
 def test_a_signature_is_built_once() -> None:
     """And found again, by a look at the arguments or by their skeleton alone."""
     table = Table()
+    assert table.planned(TRACED, np.ones(3)) is None
     first = table.obtain(TRACED, np.ones(3))
     assert table.obtain(TRACED, np.zeros(3)) is first
     assert table.planned(TRACED, np.zeros(3)) is first
     assert len(table.made) == len(table.pool) == 1
-
-
-def test_another_signature_is_another_executable() -> None:
-    """Nothing is planned for what was never seen."""
-    table = Table()
-    first = table.obtain(TRACED, np.ones(3))
-    assert table.planned(TRACED, np.ones(4)) is None
-    assert table.obtain(TRACED, np.ones(4)) is not first
 
 
 def test_another_function_or_option_is_another_executable() -> None:
@@ -107,6 +117,7 @@ CONFUSABLE: list[tuple[Function, Any, Any]] = [
     (STATIC, (2, "a"), (2.0, "a")),
     (STATIC, 0.0, -0.0),
     (STATIC, "1", b"1"),
+    (TRACED, np.ones(3), np.ones(4)),
     (TRACED, 1, True),
     (TRACED, 1, 1.0),
     (TRACED, 1.0, np.float32(1)),
@@ -137,7 +148,7 @@ def test_the_least_recently_used_ones_are_dropped() -> None:
     table = Table()
     kept, *dropped, last = (table.obtain(TRACED, np.ones(size)) for size in range(4))
     kept.last_use = 100.0
-    assert table.pool.reclaim(2) == 2
+    assert (table.pool.reclaim(0), table.pool.reclaim(2)) == (0, 2)
     assert len(table.pool) == 2
     assert table.planned(TRACED, np.ones(0)) is kept
     assert table.planned(TRACED, np.ones(3)) is last
@@ -169,7 +180,7 @@ def test_an_executable_that_is_dropped_as_soon_as_it_is_built_has_no_plan(
 
 def test_the_limit_is_kept() -> None:
     """By dropping the oldest one for each that is built."""
-    table = Table(limit=2)
+    table = Table(count=2)
     for size in range(5):
         table.obtain(TRACED, np.ones(size))
         assert len(table.pool) <= 2
@@ -180,17 +191,9 @@ def test_the_limit_is_kept() -> None:
     ]
 
 
-def test_nothing_is_dropped_when_nothing_is_asked_for() -> None:
-    """A pool without surplus is asked for none."""
-    table = Table()
-    table.obtain(TRACED, 1.0)
-    assert table.pool.reclaim(0) == 0
-    assert len(table.pool) == 1
-
-
 def test_plans_do_not_pile_up() -> None:
     """However many skeletons mean one signature."""
-    table = Table(limit=4)
+    table = Table(count=4)
     names = [f"key {index}" for index in range(5)]
     for turn in range(200):
         rotated = names[turn % 5 :] + names[: turn % 5]
@@ -207,54 +210,6 @@ def test_pickled_arguments_are_looked_at_in_each_call() -> None:
     first = table.obtain(TRACED, tree)
     assert table.planned(TRACED, tree) is None
     assert table.obtain(TRACED, tree) is first
-
-
-def test_a_failed_build_reaches_everybody_and_is_not_kept() -> None:
-    """Who asks later makes it again."""
-    table = Table()
-
-    def fail() -> Executable:
-        (build,) = table.pool._builds._builds.values()
-        until(lambda: len(build.waiting) == 4)
-        raise ValueError("too deep")
-
-    outcomes = at_once(4, lambda _: table.obtain(TRACED, 1.0, make=fail))
-    assert [str(error) for error in outcomes] == ["too deep"] * 4
-    assert len(table.pool) == 0
-    assert table.planned(TRACED, 1.0) is None
-    assert table.obtain(TRACED, 1.0) is table.made[0]
-
-
-def test_one_of_many_builds() -> None:
-    """The others get the same executable."""
-    table = Table()
-    outcomes = at_once(8, lambda _: table.obtain(TRACED, 1.0))
-    assert {id(executable) for executable in outcomes} == {id(table.made[0])}
-
-
-def test_an_argument_that_cannot_be_traced_builds_nothing() -> None:
-    """The error says which type it was."""
-    table = Table()
-    with pytest.raises(ArgumentError, match="type str"):
-        table.obtain(function_of(traced, Options(static="jax")), "text")
-    assert len(table.pool) == 0
-
-
-@pytest.mark.slow
-def test_reclaiming_frees_the_compiled_programs(harness: PipelineHarness) -> None:
-    """All ten of one function that lives on; the number of programs in memory goes back."""
-    source = Source(lambda x: x * 7 + 1)
-    arrays = [np.ones(size, np.float32) for size in range(1, 11)]
-    gc.collect()
-    before = live_executables()
-    for array in arrays:
-        harness.value(source, array)
-    assert live_executables() == before + 10
-    assert harness.executables.reclaim(10) == 10
-    gc.collect()
-    assert live_executables() == before
-    assert len(harness.maker.programs.known._programs) == 0
-    assert harness.counts() == (10, 10)
 
 
 def test_an_executable_in_use_is_not_dropped() -> None:
@@ -353,3 +308,113 @@ def test_what_depends_on_a_changed_package_is_dropped() -> None:
     assert table.planned(TRACED, np.ones(1)) is None
     table.pool.drop_outdated(lambda dependencies: [])  # the old one is back
     assert table.planned(TRACED, np.ones(1)) is third
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("limits", "made", "left"),
+    [
+        ({"host_bytes": 10 * MIB}, [{"host_bytes": 4 * MIB}] * 4, [2, 3]),
+        ({"device_bytes": 5}, [{"device_bytes": 2}] * 3, [1, 2]),
+        ({"count": 2}, [{"seconds": seconds} for seconds in (30.0, 0.1, 0.1)], [0, 2]),
+        ({"count": 4}, [{"who": who} for who in ("a", "b", "b", "b", "a")], [0, 2, 3, 4]),
+    ],
+    ids=["process", "device", "cost", "principal"],
+)
+def test_what_is_too_much_goes_when_the_next_one_is_made(
+    limits: dict[str, int], made: list[dict[str, Any]], left: list[int]
+) -> None:
+    """By each limit, what it costs, and whose it is; see also test_eviction.py."""
+    table = Table(**limits)
+    for one in made:
+        table.add(**one)
+    assert table.here == left
+
+
+def test_what_a_call_has_made_stays_until_that_call_ends() -> None:
+    """Others that are made meanwhile do not push it out, however small the table is."""
+    table = Table(1)
+    one = table.make()
+
+    def make() -> Executable:
+        return one
+
+    table.obtain(TRACED, 7.0, make=make)
+    table.add()
+    assert one in table.pool.all()
+    assert table.pool.reclaim(5) == 1
+    assert table.pool.all() == [one]
+    del make
+    assert table.pool.reclaim(5) == 1
+
+
+@pytest.fixture
+def tiny() -> Iterator[PipelineHarness]:
+    """A pipeline with room for one executable."""
+    harness = PipelineHarness(limit=1)
+    yield harness
+    harness.close()
+
+
+@pytest.mark.slow
+def test_nothing_is_dropped_before_it_ran(
+    tiny: PipelineHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight threads build for a table of one; none of their executables goes before its call."""
+    ran: set[int] = set()
+    dropped: list[int] = []
+    call, drop = Executable.__call__, Executables._drop
+    together = threading.Barrier(8)
+
+    def note_call(self: Executable, leaves: Any) -> Any:
+        together.wait(30)  # all are made, and none has run
+        ran.add(self.serial)
+        return call(self, leaves)
+
+    def note_drop(self: Executables, names: Any) -> list[Executable]:
+        gone = drop(self, names)
+        dropped.extend(one.serial for one in gone if one.serial not in ran)
+        return gone
+
+    monkeypatch.setattr(Executable, "__call__", note_call)
+    monkeypatch.setattr(Executables, "_drop", note_drop)
+    source = Source(lambda x: x + 1)
+    values = at_once(8, lambda size: tiny.value(source, np.ones(size + 1, np.float32)))
+    assert [value.shape for value in values] == [(size + 1,) for size in range(8)]
+    assert dropped == []
+    assert len(ran) == 8
+    tiny.executables.shrink()
+    assert len(tiny.executables) == 1
+    assert tiny.counts() == (8, 8)
+
+
+@pytest.mark.slow
+def test_dropping_frees_without_the_garbage_collector(tiny: PipelineHarness) -> None:
+    """The executables that jax has do not pile up, although nobody looks for cycles."""
+    source = Source(lambda x: x * 5)
+    gc.collect()
+    gc.disable()
+    try:
+        before = live_executables()
+        for size in range(1, 9):
+            tiny.value(source, np.ones(size, np.float32))
+        assert live_executables() - before <= 2
+        assert len(tiny.maker.programs.known._programs) == 1
+    finally:
+        gc.enable()
+
+
+def test_two_functions_with_one_program_free_it_together(harness: PipelineHarness) -> None:
+    """With the first of them jax still has it, with the second it has not."""
+    one, other = (Source(function) for function in (lambda x: x * 11 - 2, lambda y: y * 11 - 2))
+    before = live_executables()
+    for source in (one, other):
+        harness.value(source, np.float32(1))
+    assert harness.counts() == (2, 1)
+    left = []
+    for _ in range(2):
+        assert harness.executables.reclaim(1) == 1
+        left.append((len(harness.maker.programs.known._programs), live_executables() - before))
+    assert left == [(1, 1), (0, 0)]

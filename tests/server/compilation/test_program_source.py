@@ -94,19 +94,6 @@ def test_programs_that_were_read_ahead_are_given_up(
     assert len(programs.known._programs) == 0
 
 
-def test_shared_programs_outlive_each_other(harness: PipelineHarness) -> None:
-    """Dropping one executable leaves the other's program where it is."""
-    first, second = Source(double), Source(twice)
-    for source in (first, second):
-        harness.value(source, X)
-    assert harness.executables.forget(first.key) == 1
-    gc.collect()
-    assert harness.value(second, X)[1] == 19
-    assert harness.executables.forget(second.key) == 1
-    gc.collect()
-    assert len(harness.maker.programs.known._programs) == 0
-
-
 def test_equal_functions_that_come_together_compile_once(open_harness: Open) -> None:
     """Also when all of them look on disk first."""
     harness = open_harness(builds=8)
@@ -245,19 +232,3 @@ def test_what_cannot_be_loaded_is_compiled_here(
     monkeypatch.setattr(program_source, "load", _absent)
     assert harness.value(Source(double), X).tolist() == (X * 2 + 17).tolist()
     assert counts(harness) == BUILT
-
-
-@pytest.mark.slow
-def test_a_program_that_jax_cannot_write_still_runs(
-    open_harness: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each process makes it again."""
-
-    def refuse(program: Any) -> bytes:
-        raise jax_programs.NotSerializable("not this one")
-
-    monkeypatch.setattr(jax_programs, "serialize", refuse)
-    for _ in range(2):
-        harness = open_harness()
-        assert harness.value(Source(double), X)[0] == 17
-        assert counts(harness) == BUILT

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Callable
@@ -61,6 +63,9 @@ def test_a_target_is_sixteen_hex_digits_and_what_they_stand_for() -> None:
     found = target()
     assert len(bytes.fromhex(found.digest)) == 8
     assert found.facts["jax"] == jax.__version__
+    if sys.platform == "linux":
+        lines = found.facts["cpu"].splitlines()
+        assert any(line.startswith(("flags: ", "Features: ")) for line in lines)
     assert found.facts["platform"] == jax.devices()[0].platform
     assert all(type(value) is str for value in found.facts.values())
     json.dumps(found.facts)
@@ -92,94 +97,101 @@ def test_jaxs_environment_counts() -> None:
     assert facts["jax_disable_most_optimizations"] == "True"
 
 
-def test_the_format_of_the_store_counts(others: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files of another one are not even looked at."""
-    monkeypatch.setattr(module, "FORMAT", -1)
-    assert others() == {"format"}
+Change = Callable[[pytest.MonkeyPatch, Path], object]
 
 
-def test_the_protocol_counts(others: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Code that was packed for another one is not even looked at."""
-    monkeypatch.setattr(module, "PROTOCOL_VERSION", -1)
-    assert others() == {"protocol"}
+def patched(target: Any, name: str, value: Any) -> Change:
+    """Puts something else in the place of an attribute."""
+    return lambda patch, _: patch.setattr(target, name, value)
 
 
-def test_the_python_version_counts(others: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Packed functions hold bytecode."""
-    other = SimpleNamespace(cache_tag="cpython-399")
-    monkeypatch.setattr(module, "sys", SimpleNamespace(**vars(sys) | {"implementation": other}))
-    assert others() == {"python"}
+def installed(name: str, **files: str) -> Change:
+    """Installs a distribution, and another one that is nothing to anybody."""
+
+    def install(patch: pytest.MonkeyPatch, folder: Path) -> None:
+        (folder / "jax_md-1.0.dist-info").mkdir()
+        info = folder / f"{name}.dist-info"
+        info.mkdir()
+        for file, text in files.items():
+            (info / file.replace("__", ".")).write_text(text)
+        patch.syspath_prepend(str(folder))
+
+    return install
 
 
-def test_the_machine_counts(others: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A home directory may be shared between architectures."""
-    monkeypatch.setattr("platform.machine", lambda: "riscv128")
-    assert others() == {"machine"}
+def backend(**changed: Any) -> Change:
+    """The first device, and its backend, say something else."""
+
+    def change(patch: pytest.MonkeyPatch, _: Path) -> None:
+        real = jax.devices()[0]
+        facts: dict[str, Any] = {
+            "id": real.id,
+            "device_kind": real.device_kind,
+            "platform": real.client.platform,
+            "platform_version": real.client.platform_version,
+            **changed,
+        }
+        device = SimpleNamespace(**facts, client=SimpleNamespace(**facts))
+        patch.setattr("jax.devices", lambda: [device, *jax.local_devices()[1:]])
+
+    return change
 
 
-@pytest.mark.parametrize("name", ["jax", "jaxlib", "numpy", "ml_dtypes", "scipy", "opt_einsum"])
-def test_versions_count(others: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Of whatever traces, compiles, or is called by programs: those that are loaded."""
-    monkeypatch.setattr(f"{name}.__version__", "99.9")
-    assert others() == {name}
+def other_driver(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    """There is one, which compiles as well."""
+    (folder / "version").write_text("NVRM version: 570.1\n")
+    patch.setattr(module, "_DRIVER", str(folder / "version"))
 
 
-def test_plugins_count(others: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Those that say that they are one, with their version."""
-    folder = tmp_path / "some_chip-1.2.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: some-chip\nVersion: 1.2\n")
-    (folder / "entry_points.txt").write_text("[jax_plugins]\nchip = some_chip.plugin\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    assert others() == {"plugin chip"}
-    assert target().facts["plugin chip"] == "some_chip.plugin 1.2"
+def variable(name: str) -> Change:
+    """Sets a variable of the environment, whether jax knows of it or not."""
+    return lambda patch, _: patch.setenv(name, "--xla_something=7")
 
 
-@pytest.mark.parametrize(
-    "name", ["jax_cuda12_plugin", "jax_cuda12_pjrt", "libtpu", "nvidia_cudnn_cu12"]
+PLUGIN = {
+    "METADATA": "Metadata-Version: 2.1\nName: some-chip\nVersion: 1.2\n",
+    "entry_points__txt": "[jax_plugins]\nchip = some_chip.plugin\n",
+}
+OTHER_PYTHON = SimpleNamespace(
+    **vars(sys) | {"implementation": SimpleNamespace(cache_tag="cpython-399")}
 )
-def test_native_libraries_count(
-    others: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
-) -> None:
-    """Those that compile for devices or run on them; others do not."""
-    (tmp_path / f"{name}-9.8.7.dist-info").mkdir()
-    (tmp_path / "jax_md-1.0.dist-info").mkdir()
-    monkeypatch.syspath_prepend(str(tmp_path))
-    assert others() == {f"distribution {name}"}
+CHANGES: dict[str, tuple[Change, str]] = {
+    "format of the store": (patched(module, "FORMAT", -1), "format"),
+    "protocol": (patched(module, "PROTOCOL_VERSION", -1), "protocol"),
+    "python": (patched(module, "sys", OTHER_PYTHON), "python"),
+    "machine": (patched(platform, "machine", lambda: "riscv128"), "machine"),
+    "driver": (other_driver, "driver"),
+    "plugin": (installed("some_chip-1.2", **PLUGIN), "plugin chip"),
+    "id": (backend(id=1), "devices"),
+    "kind of device": (backend(device_kind="H200"), "devices"),
+    "capability": (backend(compute_capability="9.0"), "devices"),
+    "platform": (backend(platform="gpu"), "platform"),
+    "version of the platform": (backend(platform_version="cuda 12090"), "platform_version"),
+    **{
+        name: (patched(importlib.import_module(name), "__version__", "99.9"), name)
+        for name in ("jax", "jaxlib", "numpy", "ml_dtypes", "scipy", "opt_einsum")
+    },
+    **{
+        name: (installed(f"{name}-9.8.7"), f"distribution {name}")
+        for name in ("jax_cuda12_plugin", "jax_cuda12_pjrt", "libtpu", "nvidia_cudnn_cu12")
+    },
+    **{
+        name: (variable(name), name)
+        for name in ("XLA_FLAGS", "TF_XLA_FLAGS", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE")
+    },
+}
 
 
-@pytest.mark.parametrize(
-    ("changed", "fact"),
-    [
-        ({"id": 1}, "devices"),
-        ({"device_kind": "H200"}, "devices"),
-        ({"compute_capability": "9.0"}, "devices"),
-        ({"platform": "gpu"}, "platform"),
-        ({"platform_version": "cuda 12090"}, "platform_version"),
-    ],
-)
-def test_what_the_backend_says_counts(
-    others: Any, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], fact: str
+@pytest.mark.parametrize("what", CHANGES)
+def test_what_compiles_or_is_compiled_for_counts(
+    others: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, what: str
 ) -> None:
-    """Of itself, and of each device."""
-    real = jax.devices()[0]
-    facts: dict[str, Any] = {
-        "id": real.id,
-        "device_kind": real.device_kind,
-        "platform": real.client.platform,
-        "platform_version": real.client.platform_version,
-        **changed,
-    }
-    device = SimpleNamespace(**facts, client=SimpleNamespace(**facts))
-    monkeypatch.setattr("jax.devices", lambda: [device, *jax.local_devices()[1:]])
+    """Each is told by its own fact."""
+    change, fact = CHANGES[what]
+    change(monkeypatch, tmp_path)
     assert others() == {fact}
-
-
-def test_the_driver_counts(others: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """It compiles as well."""
-    (tmp_path / "version").write_text("NVRM version: 570.1\n")
-    monkeypatch.setattr(module, "_DRIVER", str(tmp_path / "version"))
-    assert others() == {"driver"}
+    if what == "plugin":
+        assert target().facts[fact] == "some_chip.plugin 1.2"
 
 
 CPU = """processor\t: 0
@@ -206,59 +218,28 @@ def test_model_and_features_of_the_processor_count(
     assert len({digest(), digest(model="Xeon"), digest(flag="avx512f")}) == 3
 
 
-def test_the_processor_is_known_here() -> None:
-    """On Linux, by its features."""
-    if sys.platform != "linux":
-        pytest.skip("there is no /proc")
-    assert any(line.startswith(("flags: ", "Features: ")) for line in _cpu_lines())
-
-
-def _cpu_lines() -> list[str]:
-    return target().facts["cpu"].splitlines()
-
-
 def test_without_proc_there_are_other_facts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Whatever Python knows of the processor."""
     monkeypatch.setattr(module, "_CPU", str(tmp_path / "none"))
     monkeypatch.setattr("platform.processor", lambda: "arm")
-    assert _cpu_lines() == ["arm"]
-
-
-@pytest.mark.parametrize(
-    "name", ["XLA_FLAGS", "TF_XLA_FLAGS", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE"]
-)
-def test_variables_that_libraries_read_count(
-    others: Any, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    """Whether jax knows of them or not."""
-    monkeypatch.setenv(name, "--xla_something=7")
-    assert others() == {name}
+    assert target().facts["cpu"] == "arm"
 
 
 EFFECTIVE = sorted(set(jax.config.values) - module._WITHOUT_EFFECT)
 
 
-@pytest.mark.parametrize("name", EFFECTIVE)
+@pytest.mark.parametrize("name", [*EFFECTIVE, "jax_quantum"])
 def test_settings_that_may_change_a_program_count(
     others: Any, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Every one that is not known to be without effect."""
+    """Every one that is not known to be without effect, also of a newer jax."""
     values = {**jax.config.values, name: "another value"}
     monkeypatch.setattr(
         module, "jax", SimpleNamespace(**vars(jax) | {"config": SimpleNamespace(values=values)})
     )
     assert others() == {name}
-
-
-def test_a_setting_of_a_newer_jax_counts(others: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody has looked at what it does."""
-    values = {**jax.config.values, "jax_quantum": True}
-    monkeypatch.setattr(
-        module, "jax", SimpleNamespace(**vars(jax) | {"config": SimpleNamespace(values=values)})
-    )
-    assert others() == {"jax_quantum"}
 
 
 def test_the_settings_of_calls_are_among_those_that_count() -> None:
@@ -274,28 +255,6 @@ def test_a_setting_that_is_really_changed_counts(others: Any) -> None:
         assert others() == {"jax_threefry_gpu_kernel_lowering"}
     finally:
         jax.config.update("jax_threefry_gpu_kernel_lowering", before)
-
-
-KEEP_FILES = """
-from jaxd_server.jax_compat.compilation_cache import install
-from jaxd_server.compilation.disk_cache.compile_target import target
-before = target()
-assert install(None, "/nowhere")
-print(target() == before)
-"""
-
-
-@pytest.mark.slow
-def test_where_jax_keeps_files_does_not_count() -> None:
-    """The target is known before jax is told about the store, and the same after."""
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", KEEP_FILES],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == "True\n"
 
 
 OF_A_CLIENT = """
@@ -314,15 +273,26 @@ jax.config.update("jax_cpu_collectives_implementation", "mpi")
 print(found == target(is_of_client=True))
 """
 
+KEEP_FILES = """
+from jaxd_server.jax_compat.compilation_cache import install
+from jaxd_server.compilation.disk_cache.compile_target import target
+before = target()
+assert install(None, "/nowhere")
+print(target() == before)
+"""
+
 
 @pytest.mark.slow
-def test_that_of_a_clients_process_is_that_of_a_server() -> None:
-    """Whatever its settings are that travel, or act where it is; others count."""
+@pytest.mark.parametrize(
+    ("program", "said"), [(KEEP_FILES, "True\n"), (OF_A_CLIENT, "True\nFalse\n")]
+)
+def test_what_acts_where_it_is_or_travels_does_not_count(program: str, said: str) -> None:
+    """Where jax keeps files, and the settings of a client's process; others count."""
     done = subprocess.run(
-        [sys.executable, "-P", "-c", OF_A_CLIENT],
+        [sys.executable, "-P", "-c", program],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert done.stdout == "True\nFalse\n"
+    assert done.stdout == said

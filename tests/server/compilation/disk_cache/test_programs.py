@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,35 @@ import pytest
 
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.messages.calls import OK
+from jaxd_protocol.pytree import dump_literal
+from jaxd_protocol.pytree.literals import load_literal
+from jaxd_server.codec.results import ResultLayout
 from jaxd_server.compilation.disk_cache.programs import ProgramCache
-from jaxd_server.compilation.disk_cache.records import CallRecord
+from jaxd_server.compilation.disk_cache.records import CallRecord, call_name
 from jaxd_server.compilation.functions.function import Function
 from jaxd_server.jax_compat import programs
-from tests.server.compilation.disk_cache.test_records import CALL
-from tests.server.in_process import PipelineHarness, Source, program_cache_in
-
-Open = Callable[..., PipelineHarness]
+from tests.server.in_process import PipelineHarness, Source, function_of, program_cache_in
 
 X = np.arange(3, dtype=np.float32)
+
+CALL = CallRecord(
+    name="step",
+    key=b"k" * 16,
+    fingerprint=b"f" * 16,
+    code=b"c" * 16,
+    skeleton=b"N",
+    sizes=(3, 4),
+    pickles=(b"abc",),
+    parameters=("x", "n"),
+    program=b"p" * 16,
+    obstacle=None,
+    form=ResultLayout.of(b"N", ()),
+    trace_s=0.5,
+    compile_s=1.5,
+    created=1e9,
+    environment=b"e" * 16,
+    principal="uid:1000",
+)
 
 
 def step(x: Any, n: int = 3, *, mode: str = "fast") -> Any:
@@ -30,7 +49,65 @@ def step(x: Any, n: int = 3, *, mode: str = "fast") -> Any:
     return x * n
 
 
+class Shut:
+    """Hashable, and nothing tells what is in it."""
+
+    def __reduce__(self) -> Any:
+        raise TypeError("it is shut")
+
+
 OPTIONS = Options(static_argnames=("mode", "n"), keep_unused=True)
+
+
+def test_a_kept_call_is_a_literal() -> None:
+    """And the same again when it is read."""
+    content, _ = load_literal(dump_literal(CALL.to_content()), 0)
+    assert CallRecord.from_content(content) == CALL
+    assert CALL.recorded == (b"N", (3, 4), (b"abc",))
+
+
+def test_a_record_of_an_earlier_version_is_read() -> None:
+    """It also held what the function printed while it was traced."""
+    assert CallRecord.from_content((*CALL.to_content(), ("said", "[]"))) == CALL
+
+
+def named(function: Function, *args: Any, **kwargs: Any) -> bytes | None:
+    """The lasting name of a call."""
+    return call_name(function, (args, kwargs))
+
+
+def test_a_call_has_a_name_of_its_own() -> None:
+    """By function, options and signature; values do not count unless they are static."""
+    plain, other = function_of(step), function_of(step, OPTIONS)
+    names = [
+        named(plain, X),
+        named(plain, X[:2]),
+        named(plain, X, 1),
+        named(plain, X, n=1),
+        named(other, X),
+        named(other, X, n=1),
+        named(other, X, n=2),
+        named(other, X, n=True),
+    ]
+    assert None not in names
+    assert len(set(names)) == len(names)
+    assert named(plain, X) == named(plain, X + 1)
+    assert named(plain, {"a": 1.0, "b": X}) == named(plain, {"b": X, "a": 2.0})
+
+
+def test_what_means_nothing_elsewhere_has_no_name() -> None:
+    """A function in doubt, one of a client that says nothing of it, and objects without content."""
+    private = function_of(step)
+    assert private.unpacked is not None
+    private.unpacked = replace(private.unpacked, doubt="it was changed")
+    unknown = function_of(step)
+    unknown.described = unknown.described._replace(manifest=None)
+    static = function_of(step, OPTIONS)
+    assert (named(private, X), named(unknown, X), named(static, X, mode=Shut())) == (None,) * 3
+    assert named(static, X, mode="slow") is not None
+
+
+Open = Callable[..., PipelineHarness]
 
 
 @pytest.fixture
@@ -77,7 +154,7 @@ def test_a_function_is_found_as_it_was(open_harness: Open) -> None:
 
 
 def test_a_function_without_its_code_is_unknown(open_harness: Open) -> None:
-    """Its client is asked for both."""
+    """Its client is asked for both; one that is forgotten is gone."""
     source = Source(step)
     harness = open_harness()
     harness.value(source, X)
@@ -89,18 +166,7 @@ def test_a_function_without_its_code_is_unknown(open_harness: Open) -> None:
     assert program_cache.function(source.key) is None
     assert program_cache.code(source.fingerprint) is None
     assert program_cache.function(b"another") is None
-
-
-def test_a_forgotten_function_is_gone(open_harness: Open) -> None:
-    """With its code."""
-    source = Source(step)
-    harness = open_harness()
-    harness.value(source, X)
-    program_cache = harness.program_cache
-    assert program_cache is not None
-    program_cache.flush()
     program_cache.forget_function(function_in(harness, source))
-    assert program_cache.function(source.key) is None
     assert (program_cache.store.names("functions"), program_cache.store.names("code")) == ([], [])
 
 
@@ -140,52 +206,6 @@ def test_a_call_is_found_by_name_and_only_for_its_key(open_harness: Open) -> Non
     assert program_cache.find(function_in(harness, other), name) is None
     assert program_cache.find(function_in(harness, source), b"another") is None
     assert not program_cache.has(b"another")
-
-
-def test_an_obstacle_is_kept_and_no_program(open_harness: Open) -> None:
-    """So that `why` can say it, also after a restart."""
-
-    def talk(x: Any) -> Any:
-        jax.debug.print("", ordered=False)
-        return x
-
-    source = Source(talk)
-    harness = open_harness()
-    harness.value(source, X)
-    name, kept = kept_one(harness)
-    assert kept.obstacle in ("callbacks", "effects")
-    program_cache = harness.program_cache
-    assert program_cache is not None
-    assert program_cache.store.names("programs") == []
-    assert program_cache.find(function_in(harness, source), name) is None
-    assert not program_cache.has(name)
-
-
-def test_a_program_that_is_gone_is_not_there(open_harness: Open) -> None:
-    """Although the call that names it is."""
-    source = Source(step)
-    harness = open_harness()
-    harness.value(source, X)
-    name, kept = kept_one(harness)
-    program_cache = harness.program_cache
-    assert program_cache is not None
-    program_cache.store.remove("programs", kept.program)
-    assert not program_cache.has(name)
-    with pytest.raises(LookupError):
-        program_cache.program(kept.program)
-
-
-def test_a_removed_call_is_gone_and_its_program_is_not(open_harness: Open) -> None:
-    """Another function may have the same one."""
-    harness = open_harness()
-    harness.value(Source(step), X)
-    name, kept = kept_one(harness)
-    program_cache = harness.program_cache
-    assert program_cache is not None
-    program_cache.store.remove("calls", name)
-    assert program_cache.calls() == {}
-    assert not program_cache.has(name)
-    assert program_cache.store.has("programs", kept.program)
 
 
 @pytest.mark.slow
@@ -230,20 +250,6 @@ def test_a_record_with_other_content_is_removed(
 
 
 # programs -----------------------------------------------------------------------------------------
-
-
-def test_a_program_is_loaded_with_what_it_cost(open_harness: Open) -> None:
-    """It runs, and knows what it would cost to compile it again."""
-    harness = open_harness()
-    harness.value(Source(step), X, 2)
-    _, kept = kept_one(harness)
-    harness = open_harness()
-    assert harness.program_cache is not None
-    program = harness.program_cache.program(kept.program)
-    assert (program.id, program.compile_s) == (kept.program, kept.compile_s)
-    assert program.load_s > 0
-    (result,) = program.call(X, 2)
-    assert result.tolist() == [0, 2, 4]
 
 
 @pytest.mark.parametrize(

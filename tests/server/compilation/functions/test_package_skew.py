@@ -34,9 +34,11 @@ def difference(**packages: Package) -> Difference:
     return only
 
 
-def test_equal_packages_are_no_difference() -> None:
-    """Whatever they are called."""
+def test_a_package_is_told_once_where_it_is_another_one() -> None:
+    """Whatever names a function reaches it by."""
     assert compare("f", {name: ours(name) for name in ("jax", "numpy", "haiku")}) == ()
+    other = ours("jax")._replace(version="0")
+    assert len(compare("f", {"jax": other, "jax.numpy": other})) == 1
 
 
 def test_a_missing_package() -> None:
@@ -53,22 +55,18 @@ def test_a_missing_package() -> None:
     assert caught.value.blame == "caller"
 
 
-def test_missing_packages_that_share_a_namespace() -> None:
-    """All of them are named, with local versions as they are."""
+def test_missing_packages_without_one_name_or_any() -> None:
+    """All that share a namespace are named, as they are; pip knows no module without metadata."""
     found = difference(shared_ns=Package("a, b", "1+cu12, 2", b""))
     assert "pip install a==1+cu12 b==2" in advice(found.text)
-
-
-def test_a_missing_module_without_metadata() -> None:
-    """pip would not know it."""
     found = difference(dropped=Package("dropped", "", b""))
     assert found.kind == "missing"
     assert "the module dropped" in found.text
     assert "pip" not in found.text
 
 
-def test_another_version() -> None:
-    """Both are named, and whose counts."""
+def test_another_version_or_other_files() -> None:
+    """Both versions are named, and whose counts; files as after `pip install .` without another."""
     mine = ours("optax")
     found = difference(optax=mine._replace(version="0.0.1"))
     assert found.kind == "version"
@@ -76,11 +74,7 @@ def test_another_version() -> None:
         f"function 'f' uses optax 0.0.1 here and {mine.version} on the server: results come from "
         "the server's."
     )
-
-
-def test_the_same_version_with_other_files() -> None:
-    """As after `pip install .` without a new version."""
-    found = difference(optax=ours("optax")._replace(digest=b"other"))
+    found = difference(optax=mine._replace(digest=b"other"))
     assert found.kind == "files"
     assert "has other files on the server" in found.text
 
@@ -99,12 +93,6 @@ def test_what_was_seen_in_the_middle_of_an_installation_is_looked_at_again(
     assert theirs is not None
     assert theirs.version == "1.1"
     assert len(compare("f", {"skewed_halfway": theirs})) == imported
-
-
-def test_a_package_is_told_once() -> None:
-    """Also when a function reaches it by two names."""
-    other = ours("jax")._replace(version="0")
-    assert len(compare("f", {"jax": other, "jax.numpy": other})) == 1
 
 
 def test_differences_are_warnings() -> None:

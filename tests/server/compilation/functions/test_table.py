@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,74 +10,57 @@ import pytest
 from jaxd_protocol.errors import ConnectionLost, ProtocolError
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.jit.transforms import encode_transformation
-from jaxd_protocol.messages.recorded_reads import ProcessRead
-from jaxd_server.compilation.functions.function import Described, Function
+from jaxd_server.compilation.disk_cache.programs import ProgramCache
 from jaxd_server.compilation.functions.table import FunctionReplaced, Functions
-from tests.server.in_process import Source
+from tests.server.in_process import PLAIN, Source, program_cache_in
 from tests.server.staging import PATIENCE_S, at_once, join, start, until, waiting
-
-
-def test_an_unknown_function_is_asked_for() -> None:
-    """What comes back is the function, under its name and with its options."""
-    functions = Functions()
-    source = Source(lambda x: x + 1, Options(keep_unused=True))
-    function = functions.obtain(source.key, source)
-    assert function.function(1) == 2
-    assert (function.key, function.name) == (source.key, "<lambda>")
-    assert function.options.keep_unused
-    assert len(functions) == 1
-
-
-def test_a_known_function_is_not_asked_for_again() -> None:
-    """Not even by another client."""
-    functions = Functions()
-    source, other = Source(_double), Source(_double)
-    first = functions.obtain(source.key, source)
-    assert functions.obtain(other.key, other) is first
-    assert (source.asked, other.asked) == (["describe", "code"], [])
 
 
 def _double(x: Any) -> Any:
     return 2 * x
 
 
-def test_the_code_travels_once_for_all_options() -> None:
-    """Another option makes another function of the same code."""
-    functions = Functions()
-    plain, other = Source(_double), Source(_double, Options(inline=True))
-    first, second = (functions.obtain(source.key, source) for source in (plain, other))
-    assert first.function is second.function
-    assert first.key != second.key
-    assert other.asked == ["describe"]
+GRAD = encode_transformation("grad", {"argnums": 0})
 
 
-def test_a_transformed_function_is_one_of_the_same_code() -> None:
-    """Traced behind its transformations, and called so for people; the client's name stays."""
+def test_a_function_is_asked_for_once_whoever_calls_it_and_with_which_options() -> None:
+    """Its code travels once; with other options it is another function of the same code."""
     functions = Functions()
-    grad = encode_transformation("grad", {"argnums": 0})
-    plain, slope = Source(_double), Source(_double, Options(transformations=(grad,)))
-    functions.obtain(plain.key, plain)
-    found = functions.obtain(slope.key, slope)
+    source, same = (Source(_double, Options(keep_unused=True)) for _ in range(2))
+    plain, slope = Source(_double), Source(_double, Options(transformations=(GRAD,)))
+    first = functions.obtain(source.key, source)
+    assert (first.function(2), first.key, first.name) == (4, source.key, "_double")
+    assert first.options.keep_unused
+    assert functions.obtain(same.key, same) is first
+    second, found = (functions.obtain(each.key, each) for each in (plain, slope))
+    assert (second.function is first.function, second.key != first.key) == (True, True)
     assert (float(found.function(3.0)), found.parameters) == (2.0, ("x",))
     assert (found.name, found.described.name) == ("grad(_double)", "_double")
-    assert slope.asked == ["describe"]
+    asked = [each.asked for each in (source, same, plain, slope)]
+    assert asked == [["describe", "code"], [], ["describe"], ["describe"]]
+    assert len(functions) == 3
 
 
-def test_many_calls_of_a_new_function_ask_once() -> None:
-    """All those of one client."""
-    functions = Functions()
-    source = Source(_double)
-    outcomes = at_once(8, lambda index: functions.obtain(source.key, source))
-    assert len({id(function) for function in outcomes}) == 1
-    assert source.asked == ["describe", "code"]
+def test_on_no_device_in_particular_a_function_has_one_key() -> None:
+    """Of one in doubt nothing is known: its key stays its own."""
+    there = Options(device=2)
+    sources = (Source(_double), Source(_double, there), _doubted(there))
+    plain, placed, doubted = (Functions().obtain(each.key, each) for each in sources)
+    assert placed.key != plain.key
+    assert (placed.plain_key, plain.plain_key) == (plain.key, plain.key)
+    assert doubted.plain_key == doubted.key
 
 
-def test_many_clients_with_the_same_new_function_send_its_code_once() -> None:
-    """Each of them says what it means by the key, and has the same function."""
-    functions = Functions()
-    sources = [Source(_double) for _ in range(8)]
-    outcomes = at_once(8, lambda index: functions.obtain(sources[index].key, sources[index]))
-    assert len({id(function.function) for function in outcomes}) == 1
+@pytest.mark.parametrize("clients", [1, 8])
+def test_many_calls_of_a_new_function_send_its_code_once(clients: int) -> None:
+    """Each client says what it means by the key, once, and all have the same function."""
+    functions, sources = Functions(), [Source(_double) for _ in range(clients)]
+
+    def obtain(index: int) -> Any:
+        source = sources[index % clients]
+        return functions.obtain(source.key, source).function
+
+    assert len({id(function) for function in at_once(8, obtain)}) == 1
     assert sum(source.asked.count("code") for source in sources) == 1
     assert max(source.asked.count("describe") for source in sources) == 1
 
@@ -147,9 +132,9 @@ def test_a_description_of_another_function_is_refused() -> None:
     assert functions.obtain(honest.key, honest).function(2) == 4
 
 
-def _doubted() -> Source:
+def _doubted(options: Options = PLAIN) -> Source:
     """A client that sends other code than its fingerprint says."""
-    source = Source(_double)
+    source = Source(_double, options)
     source.code_ = Source(lambda x: -x).code_
     return source
 
@@ -157,22 +142,21 @@ def _doubted() -> Source:
 def test_other_code_than_the_fingerprint_says_is_its_own_client_s() -> None:
     """It gets what it sent, under a key that is nobody else's, and is told so."""
     functions = Functions()
-    liar, honest = _doubted(), Source(_double)
-    private, shared = (functions.obtain(each.key, each) for each in (liar, honest))
+    liar, another, honest = _doubted(), _doubted(), Source(_double)
+    private, others, shared = (functions.obtain(one.key, one) for one in (liar, another, honest))
     assert (private.function(2), shared.function(2)) == (-2, 4)
     assert "is not shared" in str(private.doubt)
-    assert private.key not in (liar.key, shared.key)
+    assert len({private.key, others.key, liar.key}) == 3
     assert (shared.key, shared.doubt) == (honest.key, None)
+    assert liar.asked == another.asked == ["describe", "code"]
 
 
-def test_a_function_in_doubt_is_asked_for_once_and_by_each_client() -> None:
-    """Two that doubt alike have nothing in common."""
-    functions = Functions()
-    first, second = _doubted(), _doubted()
-    mine = functions.obtain(first.key, first)
-    assert functions.obtain(first.key, first) is mine
-    assert functions.obtain(second.key, second).key != mine.key
-    assert first.asked == second.asked == ["describe", "code"]
+def test_a_function_in_doubt_is_asked_for_once() -> None:
+    """By its own client."""
+    functions, liar = Functions(), _doubted()
+    private = functions.obtain(liar.key, liar)
+    assert functions.obtain(liar.key, liar) is private
+    assert liar.asked == ["describe", "code"]
 
 
 def test_whoever_waited_for_code_in_doubt_sends_its_own() -> None:
@@ -234,120 +218,85 @@ def test_a_function_that_cannot_be_unpacked_is_not_kept(monkeypatch: pytest.Monk
     assert functions.obtain(source.key, source).function(5) == 5
 
 
-class OnDisk:
-    """What an earlier process has left: one function, and perhaps other code."""
-
-    def __init__(
-        self, source: Source, code: bytes | None = None, *, described: bool = True
-    ) -> None:
-        said = source.describe(source.key)
-        source.asked.clear()
-        self.described: Described | None = said if described else None
-        self.codes = {source.fingerprint: bytes(source.code_) if code is None else code}
-        self.forgotten: list[bytes] = []
-        self.known_reads: tuple[ProcessRead, ...] = ()
-
-    def function(self, key: bytes) -> Function | None:
-        """Not unpacked."""
-        if self.described is None:
-            return None
-        return Function(key, self.described, parameters=("x",))
-
-    def code(self, fingerprint: bytes) -> bytes | None:
-        """The packed function."""
-        return self.codes.get(fingerprint)
-
-    def keep_code(self, fingerprint: bytes, code: bytes) -> None:
-        """Takes a packed function."""
-        self.codes[fingerprint] = code
-
-    def reads(self, fingerprint: bytes) -> tuple[ProcessRead, ...]:
-        """What it is known to read."""
-        return self.known_reads
-
-    def keep_reads(self, fingerprint: bytes, reads: tuple[ProcessRead, ...]) -> None:
-        """Takes what it reads."""
-        self.known_reads = reads
-
-    def keep_function(self, function: Function) -> None:
-        """Takes what a key stands for."""
-        self.described = function.described
-
-    def forget_function(self, function: Function) -> None:
-        """Takes note of it."""
-        self.forgotten.append(function.key)
-        self.described = None
-        self.codes.pop(function.described.fingerprint, None)
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[ProgramCache]:
+    """What is kept on disk: nothing so far."""
+    cache = program_cache_in(str(tmp_path / "cache"))
+    yield cache
+    cache.close()
 
 
-def test_a_function_on_disk_is_known_without_its_code() -> None:
-    """Nobody is asked, and nothing is unpacked until it is needed."""
-    source = Source(_double)
-    functions = Functions(program_cache=OnDisk(source))
+def left(cache: ProgramCache, source: Source, code: bytes | None = None) -> Functions:
+    """The functions of a process that follows one which kept this one, and perhaps other code."""
+    cache.keep_function(Functions(program_cache=cache).obtain(source.key, source))
+    cache.flush()
+    if code is not None:
+        cache.keep_code(source.fingerprint, code)
+        cache.flush()
+    source.asked.clear()
+    return Functions(program_cache=cache)
+
+
+def test_a_function_on_disk_is_known_without_its_code(cache: ProgramCache) -> None:
+    """Nobody is asked, and nothing is unpacked until it is needed; of other options neither."""
+    source, other = Source(_double), Source(_double, Options(inline=True))
+    functions = left(cache, source)
     function = functions.obtain(source.key, source)
     assert (function.name, function.parameters, function.unpacked) == ("_double", ("x",), None)
     assert function.is_lasting
-    functions.unpack(function, source)
-    assert function.function(2) == 4
-    assert functions.obtain(source.key, source) is function
-    functions.unpack(function, source)
+    for _ in range(2):
+        functions.unpack(function, source)
+        assert function.function(2) == 4
+        assert functions.obtain(source.key, source) is function
     assert source.asked == []
+    assert Functions(program_cache=cache).obtain(other.key, other).function(2) == 4
+    assert other.asked == ["describe"]
 
 
-def test_code_on_disk_spares_the_client_the_sending() -> None:
-    """Of another option of the same code, say: only that has to be described."""
-    source = Source(_double)
-    functions = Functions(program_cache=OnDisk(source, described=False))
-    assert functions.obtain(source.key, source).function(2) == 4
-    assert source.asked == ["describe"]
-
-
-def test_what_a_client_sent_is_kept_once_it_is_checked() -> None:
+def test_what_a_client_sent_is_kept_once_it_is_checked(cache: ProgramCache) -> None:
     """Code in doubt is not."""
     honest, liar = Source(_double), _doubted()
-    disk = OnDisk(honest, described=False)
-    disk.codes.clear()
-    functions = Functions(program_cache=disk)
+    functions = Functions(program_cache=cache)
     functions.obtain(liar.key, liar)
-    assert disk.codes == {}
+    assert cache.code(honest.fingerprint) is None
     functions.obtain(honest.key, honest)
-    assert disk.codes == {honest.fingerprint: bytes(honest.code_)}
+    assert cache.code(honest.fingerprint) == bytes(honest.code_)
 
 
-def test_code_on_disk_that_is_another_function_by_now_is_replaced() -> None:
+def test_code_on_disk_that_is_another_function_by_now_is_replaced(cache: ProgramCache) -> None:
     """The caller has to look again, and finds what its client says."""
     source = Source(_double)
-    disk = OnDisk(source, bytes(Source(lambda x: -x).code_))
-    functions = Functions(program_cache=disk)
+    functions = left(cache, source, bytes(Source(lambda x: -x).code_))
     function = functions.obtain(source.key, source)
     with pytest.raises(FunctionReplaced):
         functions.unpack(function, source)
-    assert disk.forgotten == [source.key]
-    assert source.asked == ["describe", "code"]
+    cache.flush()
+    assert cache.function(source.key) is None
     again = functions.obtain(source.key, source)
-    assert again.function(2) == 4
-    assert again.key == source.key
-    assert disk.codes == {source.fingerprint: bytes(source.code_)}
+    assert (again.function(2), again.key) == (4, source.key)
+    assert cache.code(source.fingerprint) == bytes(source.code_)
     assert source.asked == ["describe", "code"]
 
 
 @pytest.mark.parametrize("code", [b"", b"garbage"])
-def test_code_on_disk_that_cannot_be_unpacked_is_asked_for(code: bytes) -> None:
+def test_code_on_disk_that_cannot_be_unpacked_is_asked_for(
+    cache: ProgramCache, code: bytes
+) -> None:
     """Its client has it as well; the next process finds that."""
     source = Source(_double)
-    disk = OnDisk(source, code)
-    functions = Functions(program_cache=disk)
+    functions = left(cache, source, code)
     function = functions.obtain(source.key, source)
     functions.unpack(function, source)
     assert function.function(2) == 4
     assert source.asked == ["code"]
-    assert disk.codes == {source.fingerprint: bytes(source.code_)}
+    cache.flush()
+    assert cache.code(source.fingerprint) == bytes(source.code_)
 
 
-def test_many_who_need_the_code_on_disk_unpack_it_once() -> None:
+def test_many_who_need_the_code_on_disk_unpack_it_once(cache: ProgramCache) -> None:
     """All of them have the same function."""
     source = Source(_double)
-    functions = Functions(program_cache=OnDisk(source))
+    functions = left(cache, source)
 
     def obtain(_: int) -> Any:
         function = functions.obtain(source.key, source)

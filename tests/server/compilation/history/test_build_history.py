@@ -1,30 +1,17 @@
-"""What a worker has built."""
-
 from __future__ import annotations
 
 import threading
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
-from jaxd_server.compilation.history.build_history import BuildHistory
+from jaxd_server.compilation.history import build_history as module
+from jaxd_server.compilation.history.build_history import BuildHistory, KnownFunctions, belongs_to
 from tests.server.builds import built, described, executable, key_of, value_part
 from tests.server.staging import at_once
 
 PROGRAM = executable()
-
-
-def test_programs_of_one_key_are_one_record() -> None:
-    """Oldest first."""
-    build_history = BuildHistory()
-    step = described()
-    first, second = built(PROGRAM, 1.0), built(PROGRAM, 1)
-    build_history.add(key_of(step), step, first)
-    record = build_history.add(key_of(step), step, second)
-    assert record.built == (first, second)
-    assert build_history.find(key_of(step)) is record
-    assert build_history.records() == {key_of(step): record}
-    assert build_history.find(b"?") is None
 
 
 def test_the_key_that_was_written_last_stands_at_the_end() -> None:
@@ -85,13 +72,6 @@ def test_it_keeps_no_program_alive() -> None:
     assert (note.is_warm, note.calls) == (False, 0)
 
 
-def test_large_arguments_are_described_as_well() -> None:
-    """Without being remembered."""
-    note = built(PROGRAM, {f"w{n}": 1.0 for n in range(4000)})
-    assert len(note.skeleton) > 1 << 14
-    assert str(note.arguments["x"].form) == "dict of 4000"
-
-
 def test_many_threads_may_write() -> None:
     """None of them loses anything."""
     build_history = BuildHistory()
@@ -120,15 +100,64 @@ def test_a_program_of_an_earlier_process_is_not_warm_until_it_is_loaded() -> Non
     record = build_history.find(key_of(step))
     assert record is not None
     assert [(each.is_warm, each.calls) for each in record.built] == [(False, 0), (True, 1)]
+    for key, name in ((b"?", b"second"), (key_of(step), b"third")):  # which nobody knows
+        build_history.attach(key, name, PROGRAM)
+    assert build_history.records() == {key_of(step): record}
 
 
-def test_a_program_that_nobody_knows_is_attached_to_nothing() -> None:
-    """Its record was forgotten, which costs no more than a reason."""
-    build_history = BuildHistory()
-    step = described()
-    build_history.attach(key_of(step), b"name", PROGRAM)
-    assert len(build_history.records()) == 0
-    build_history.add(key_of(step), step, built(PROGRAM, 1.0))
-    build_history.attach(key_of(step), b"name", executable())
-    (record,) = build_history.records().values()
-    assert record.built == (built(PROGRAM, 1.0),)
+ALICE, BOB, OWNER = "account:alice", "account:bob", "uid:7"
+KEYS = [bytes([n]) * 16 for n in range(4)]
+
+
+@pytest.fixture
+def known_functions() -> KnownFunctions:
+    """Of a server that belongs to user 7."""
+    return KnownFunctions(belongs_to(7))
+
+
+def test_each_sees_what_they_have_called(known_functions: KnownFunctions) -> None:
+    """Also who has looked before; and the owner everything, also what nobody has called."""
+    sees = known_functions.visibility(ALICE)
+    assert not sees(KEYS[0])
+    known_functions.record(ALICE, KEYS[0])
+    known_functions.record(BOB, KEYS[1])
+    known_functions.record(OWNER, KEYS[2])
+    seen = {
+        who: [key for key in KEYS if known_functions.visibility(who)(key)]
+        for who in (ALICE, BOB, OWNER)
+    }
+    assert seen == {ALICE: KEYS[:1], BOB: KEYS[1:2], OWNER: KEYS}
+    assert sees(KEYS[0])
+    known_functions.forget(ALICE)
+    assert not known_functions.visibility(ALICE)(KEYS[0])
+
+
+def test_only_so_much_is_remembered(
+    known_functions: KnownFunctions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was called last; and nothing of the owner."""
+    monkeypatch.setattr(module, "_MAX_KEYS", 2)
+    for index in (0, 1, 0, 2):
+        known_functions.record(ALICE, KEYS[index])
+        known_functions.record(OWNER, KEYS[index])
+    sees = known_functions.visibility(ALICE)
+    assert [sees(key) for key in KEYS] == [True, False, True, False]
+    assert list(known_functions._known) == [ALICE]
+
+
+@pytest.mark.parametrize(
+    ("principal", "is_owner"),
+    [
+        ("uid:7", True),
+        ("uid:0", True),
+        ("token", True),
+        ("anonymous@127.0.0.1", True),
+        ("uid:8", False),
+        ("uid:77", False),
+        ("account:token", False),
+        ("account:uid:7", False),
+    ],
+)
+def test_whose_a_server_is(principal: str, is_owner: bool) -> None:
+    """Its user's, root's, and who has that user's own token; nobody else's."""
+    assert belongs_to(7)(principal) is is_owner

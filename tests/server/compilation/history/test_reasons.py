@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from jaxd_protocol.explain.argument_shapes import argument_shapes
 from jaxd_protocol.jit.options import Options
@@ -42,81 +43,79 @@ def why(build_history: BuildHistory, description: FunctionDescriptor, *args: Any
     return reason_for(build_history.records(), key_of(description), description, arguments)
 
 
-def test_a_first_call_says_so() -> None:
-    """Nothing is near."""
-    reason = why(BuildHistory(), described(), X)
-    assert reason == Reason()
-    assert reason.text == "first call of this function on this server"
+def version(lr: str, n: str) -> FunctionDescriptor:
+    """A function with two globals."""
+    return described(value_part("LR", lr), value_part("N", n))
 
 
-def test_other_arguments_of_a_known_key_are_compared_first() -> None:
-    """Even when another key is as like."""
-    step, other = described(), described(value_part("LR", "1"))
-    build_history = build_history_of((step, (X,)), (other, (X[:3],)))
-    reason = why(build_history, step, X[:3])
-    assert reason.text == "argument x: float32[128,8] → float32[3,8]"
-    assert reason.nearest is not None
-    assert reason.nearest.key == key_of(step)
+STEP = described()
+HELPERS = [function_part(name, name, "u.py:1") for name in "abcd"]
+MOVED = described(*HELPERS, where="new.py:1")._replace(
+    parts=(function_part("step", "new", "new.py:1"), *HELPERS)
+)
+Called = tuple[FunctionDescriptor, tuple[Any, ...]]
+TOLD: dict[str, tuple[list[Called], Called, str]] = {
+    "a first call": ([], (STEP, (X,)), "first call of this function on this server"),
+    "other arguments of a known key, also when another key is as like": (
+        [(STEP, (X,)), (described(value_part("LR", "1")), (X[:3],))],
+        (STEP, (X[:3],)),
+        "argument x: float32[128,8] → float32[3,8]",
+    ),
+    "the arguments that differ least, of equals the last": (
+        [(STEP, (X, 3)), (STEP, (X, 4)), (STEP, (X[:5], 9))],
+        (STEP, (X, 5)),
+        "argument steps (static): 4 → 5",
+    ),
+    "the version with the fewest differences, of equals the last": (
+        [(version(lr, n), (X,)) for lr, n in (("0.1", "1"), ("0.2", "2"), ("0.3", "1"))],
+        (version("0.4", "1"), (X,)),
+        "global LR: 0.3 → 0.4",
+    ),
+    "a new version with other arguments, the code first": (
+        [(version("0.1", "1"), (X,))],
+        (version("0.2", "1"), (X[:1],)),
+        "global LR: 0.1 → 0.2; argument x: float32[128,8] → float32[1,8]",
+    ),
+    "other options of the same code, and no more": (
+        [(STEP, (X,))],
+        (STEP._replace(options=Options(config=(("jax_enable_x64", True),))), (X,)),
+        "jax_enable_x64: False → True",
+    ),
+    "a function that moved, of which most is the same": (
+        [(described(*HELPERS, where="old.py:1"), (X,))],
+        (MOVED, (X,)),
+        "function step (new.py:1): code changed",
+    ),
+    "what no two processes share, though every part is the same": (
+        [(STEP, (X,))],
+        (STEP._replace(fingerprint=b"another" * 2, shared=False), (X,)),
+        "it reaches something that has no content to compare, so every process compiles its own",
+    ),
+    "nothing of a namesake from another file": (
+        [
+            (
+                STEP._replace(fingerprint=b"n" * 16, parts=(function_part("step", "e", "o.py:1"),)),
+                (X,),
+            )
+        ],
+        (STEP, (X,)),
+        "first call of this function on this server",
+    ),
+}
 
 
-def test_the_nearest_arguments_are_those_that_differ_least() -> None:
-    """Not the last ones; of equals the last ones."""
-    step = described()
-    build_history = build_history_of((step, (X, 3)), (step, (X, 4)), (step, (X[:5], 9)))
-    reason = why(build_history, step, X, 5)
-    assert reason.text == "argument steps (static): 4 → 5"
-    assert reason.built is not None
-    assert reason.built.arguments["steps"].form.text == "4"
-
-
-def test_an_earlier_version_is_compared_by_its_parts() -> None:
-    """That with the fewest differences, and of those the last."""
-    versions = [
-        described(value_part("LR", lr), value_part("N", n))
-        for lr, n in (("0.1", "1"), ("0.2", "2"), ("0.3", "1"))
-    ]
-    build_history = build_history_of(*((version, (X,)) for version in versions))
-    reason = why(build_history, described(value_part("LR", "0.4"), value_part("N", "1")), X)
-    assert reason.text == "global LR: 0.3 → 0.4"
-    assert reason.nearest is not None
-    assert reason.nearest.key == key_of(versions[2])
-
-
-def test_a_new_version_with_other_arguments_says_both() -> None:
-    """The code first."""
-    build_history = build_history_of((described(value_part("LR", "0.1")), (X,)))
-    reason = why(build_history, described(value_part("LR", "0.2")), X[:1])
-    assert reason.text == ("global LR: 0.1 → 0.2; argument x: float32[128,8] → float32[1,8]")
-
-
-def test_other_options_of_the_same_code_are_all_that_is_told() -> None:
-    """The fingerprint says that nothing else differs."""
-    step = described()
-    build_history = build_history_of((step, (X,)))
-    other = step._replace(options=Options(config=(("jax_enable_x64", True),)))
-    assert why(build_history, other, X).text == "jax_enable_x64: False → True"
+@pytest.mark.parametrize("what", TOLD)
+def test_what_is_told(what: str) -> None:
+    """Of a call, in comparison with what was built before."""
+    known, (description, args), text = TOLD[what]
+    reason = why(build_history_of(*known), description, *args)
+    assert reason.text == text
+    assert (reason.nearest is None) is text.startswith("first call")
 
 
 def test_what_was_dropped_says_so() -> None:
     """It was built for exactly these arguments before."""
-    step = described()
-    assert "dropped to make room" in why(build_history_of((step, (X,))), step, X).text
-
-
-def test_a_namesake_from_another_file_is_not_near() -> None:
-    """Everybody has a function called step."""
-    namesake = described(value_part("A", "1"), where="other.py:1")
-    namesake = namesake._replace(parts=(function_part("step", "else", "other.py:1"),))
-    assert why(build_history_of((namesake, (X,))), described(), X).nearest is None
-
-
-def test_a_function_that_moved_is_near() -> None:
-    """Most of it is the same."""
-    helpers = [function_part(name, name, "u.py:1") for name in "abcd"]
-    before, after = (described(*helpers, where=where) for where in ("old.py:1", "new.py:1"))
-    after = after._replace(parts=(function_part("step", "new", "new.py:1"), *helpers))
-    reason = why(build_history_of((before, (X,))), after, X)
-    assert reason.text == "function step (new.py:1): code changed"
+    assert "dropped to make room" in why(build_history_of((STEP, (X,))), STEP, X).text
 
 
 def test_a_function_that_was_renamed_is_near() -> None:
@@ -145,14 +144,6 @@ def test_without_arguments_functions_are_compared() -> None:
     step = described(value_part("LR", "0.2"))
     reason = reason_for(build_history.records(), key_of(step), step, None)
     assert (reason.text, reason.built) == ("global LR: 0.1 → 0.2", None)
-
-
-def test_what_no_two_processes_share_says_so() -> None:
-    """Its fingerprint is like no other, though every part is the same."""
-    step = described()
-    other = step._replace(fingerprint=b"another" * 2, shared=False)
-    text = "it reaches something that has no content to compare, so every process compiles its own"
-    assert why(build_history_of((step, (X,))), other, X).text == text
 
 
 def test_what_a_server_doubts_says_so() -> None:

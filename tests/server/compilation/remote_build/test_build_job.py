@@ -106,31 +106,18 @@ def test_what_is_refused_once_is_tried_again(source: Source) -> None:
 
 
 def test_a_failure_goes_to_the_client_as_it_is(source: Source) -> None:
-    """Described once, where it was raised."""
-    failure = encode_failure(ValueError("the user's"))
-    with pytest.raises(ForwardedFailure) as caught:
-        BuildScenario().answered(source, Failed(1, failure, NOTHING))
-    assert encode_failure(caught.value) == failure
-
-
-def test_what_happened_beside_the_work_is_taken_over(source: Source) -> None:
-    """Counts, and packages that this process may not have imported."""
-    scenario = BuildScenario()
-    package = package_of("pytest")
+    """Described once, where it was raised. What happened beside the work is taken over."""
+    scenario, package = BuildScenario(), package_of("pytest")
     assert package is not None
     side = SideEffects({"traces": 1, "trace_s": 0.5}, [("im_elsewhere", package)])
-    with pytest.raises(ForwardedFailure):
-        scenario.answered(source, Failed(1, encode_failure(KeyError()), side))
+    failure = encode_failure(ValueError("the user's"))
+    with pytest.raises(ForwardedFailure) as caught:
+        scenario.answered(source, Failed(1, failure, side))
+    assert encode_failure(caught.value) == failure
+    scenario.answered(source, Refused(1, "a reason", True, side))  # a trace that was in vain
     counts = scenario.counters.snapshot()
-    assert (counts["traces"], counts["lowers"], counts["trace_s"]) == (1, 0, 0.5)
+    assert (counts["traces"], counts["lowers"], counts["trace_s"]) == (2, 0, 1.0)
     assert ("im_elsewhere", package) in scenario.packages.imported()
-
-
-def test_a_trace_that_was_in_vain_is_counted(source: Source) -> None:
-    """The function ran, and runs once more in this process."""
-    scenario = BuildScenario()
-    scenario.answered(source, Refused(1, "a reason", True, SideEffects({"traces": 1}, [])))
-    assert scenario.counters.snapshot()["traces"] == 1
 
 
 def lowered_reply(lowered: LoweredFunction) -> Lowered:

@@ -15,8 +15,7 @@ from jaxd_server.compilation.remote_build.builder_pool import (
 )
 from jaxd_server.runtime.counters import Counters
 from jaxd_server.runtime.imported_packages import ImportedPackages
-from tests.server.fake_builder import BuildScenario, FakeBuilder
-from tests.server.in_process import Source
+from tests.server.fake_builder import FakeBuilder
 
 
 class Scenario:
@@ -49,31 +48,20 @@ class Scenario:
 
 
 def test_a_builder_has_one_borrower_at_a_time() -> None:
-    """The next one gets another, or the same when it is back."""
+    """That which knows the function is preferred; who needs one that has built nothing gets it."""
     scenario = Scenario()
     first, second = scenario.lend(), scenario.lend()
     assert first is not second
     scenario.pool.give_back(first)
     assert scenario.lend() is first
-
-
-def test_the_one_that_knows_the_function_is_preferred() -> None:
-    """Its code need not be sent again."""
-    scenario = Scenario()
-    pair = [scenario.lend(), scenario.lend()]
-    pair[1].known.add(b"it")
-    for one in pair:
+    second.known.add(b"it")
+    second.builds = 1
+    for one in (first, second):
         scenario.pool.give_back(one)
-    assert scenario.lend(b"it") is pair[1]
-
-
-def test_who_needs_an_unused_one_gets_it() -> None:
-    """So that what ends it can only be the work of that build."""
-    scenario = Scenario()
-    used = scenario.lend()
-    used.builds = 1
-    scenario.pool.give_back(used)
-    assert scenario.lend(unused=True) is not used
+    assert scenario.lend(b"it") is second
+    scenario.pool.give_back(second)
+    assert scenario.lend(unused=True) is first
+    assert scenario.lend(unused=True) not in (first, second)
 
 
 @pytest.mark.parametrize(("builds", "size"), [(3, 0), (0, 11)])
@@ -119,26 +107,16 @@ def test_those_that_nobody_needs_are_ended_after_a_while() -> None:
 
 
 def test_a_spare_is_started_when_all_are_at_work_for_long() -> None:
-    """A short build gives its builder back before another one could have started."""
+    """A short build gives its builder back before. Beside one that works it is without haste."""
     scenario = Scenario()
-    scenario.pool.start_spare()
-    scenario.pool.start_spare()
-    assert len(scenario.started) == 1
-    scenario.lend()
-    scenario.pool.start_spare()
-    assert len(scenario.started) == 1
-    scenario.now += 1
-    scenario.pool.start_spare()
-    assert len(scenario.started) == 2
-
-
-def test_a_spare_beside_one_that_works_is_started_without_haste() -> None:
-    """Nobody waits for it, and somebody for the other one; the first one is not kept waiting."""
-    scenario = Scenario()
-    scenario.pool.start_spare()
-    scenario.lend()
-    scenario.now += 1
-    scenario.pool.start_spare()
+    started = []
+    for after_s, lends in ((0, False), (0, True), (0, False), (1, False)):
+        scenario.now += after_s
+        scenario.pool.start_spare()
+        started.append(len(scenario.started))
+        if lends:
+            scenario.lend()
+    assert started == [1, 1, 1, 2]
     scenario.lend()
     scenario.lend()
     assert scenario.hasty == [True, False, True]
@@ -162,18 +140,6 @@ def test_who_waits_for_one_that_starts_gets_one_that_comes_back() -> None:
     scenario.pool._idle.append(starting)  # type: ignore[arg-type]
     assert scenario.lend() is first
     assert starting.state == "starting"
-
-
-def test_nobody_waits_for_builders_that_do_not_start() -> None:
-    """After three times builds go to the worker."""
-    source = Source(lambda x: x * 2 + 1)
-    scenario = BuildScenario("builder")
-    scenario.next = [FakeBuilder("ended") for _ in range(9)]
-    remote_build = scenario.remote_build(source)
-    assert remote_build is not None
-    assert remote_build.lower() is None
-    assert len(scenario.builders) == 3
-    assert scenario.remote_build(source) is None
 
 
 def test_starts_that_fail_are_tried_again_with_growing_pauses(

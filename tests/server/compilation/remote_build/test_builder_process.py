@@ -98,11 +98,11 @@ def start() -> Iterator[Start]:
     started: list[BuilderProcess] = []
 
     def run(
-        before: str = "", *, understands: bool = True, command: Any = None, in_haste: bool = True
+        before: str = "", *, understands: bool = True, command: Any = None, **more: Any
     ) -> BuilderProcess:
         fake = (sys.executable, "-c", FAKE.format(before=before))
         command = command or fake
-        started.append(BuilderProcess("text", lambda *_: understands, command, in_haste=in_haste))
+        started.append(BuilderProcess("text", lambda *_: understands, command, **more))
         return started[-1]
 
     with pytest.MonkeyPatch.context() as patch:
@@ -132,29 +132,20 @@ class Asking(threading.Thread):
         self.reply = self._builder.ask(self._order, lambda *_: self.told.set())
 
 
-def test_an_order_is_answered(start: Start) -> None:
-    """Once it is ready."""
-    builder = start()
-    assert builder.wait()
-    assert builder.state == "ready"
-    assert builder.was_ready
-    reply = builder.ask(order("it"), SILENT)
-    assert isinstance(reply, Outdated)
-    assert reply.changes == ["it"]
-
-
 def test_each_reply_finds_its_order(start: Start) -> None:
-    """In whatever order they come; events come before."""
+    """Once it is ready; in whatever order they come, events come before."""
     builder = start()
     assert builder.wait()
+    assert (builder.state, builder.was_ready) == ("ready", True)
     held = [Asking(builder, "hold"), Asking(builder, "hold")]
     for one in held:
         assert one.told.wait(30)
     reply = builder.ask(order("now"), SILENT)
     for one in held:
         one.join(30)
-    numbers = {one.reply.number for one in held if isinstance(one.reply, Outdated)}
     assert isinstance(reply, Outdated)
+    assert reply.changes == ["now"]
+    numbers = {one.reply.number for one in held if isinstance(one.reply, Outdated)}
     assert len(numbers | {reply.number}) == 3
 
 
@@ -168,13 +159,38 @@ def test_an_order_before_it_is_ready_is_not_taken(start: Start) -> None:
     assert builder.ask(order("it"), SILENT) == Ended("it was not running", "away")
 
 
-def test_an_exit_ends_the_order_that_was_worked_at(start: Start) -> None:
-    """Which says how."""
+ENDS: dict[str, tuple[Callable[[BuilderProcess], object], Ended]] = {
+    "exit": (lambda one: one.ask(order("exit"), SILENT), Ended("exit code 3", "died")),
+    "killed": (lambda one: os.kill(one.pid or 0, signal.SIGKILL), Ended("signal 9", "died")),
+    "closed": (BuilderProcess.close, Ended("signal 9", "away")),
+    "stopped": (lambda one: one.stop(2), Ended("signal 9", "stopped")),
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_its_end_ends_all_orders_and_what_they_have_started(how: str, start: Start) -> None:
+    """Each is told how; closing and stopping blame none. No process is left."""
     builder = start()
     assert builder.wait()
-    assert builder.ask(order("exit"), SILENT) == Ended("exit code 3", "died")
-    assert builder.state == "ended"
-    assert builder.was_ready
+    reply = builder.ask(order("leave one"), SILENT)
+    assert isinstance(reply, Outdated)
+    left = int(reply.changes[0])
+    os.kill(left, 0)
+    held = [Asking(builder, "hold"), Asking(builder, "hold")]
+    for one in held:
+        assert one.told.wait(30)
+    end, expected = ENDS[how]
+    end(builder)
+    for one in held:
+        one.join(30)
+    assert [one.reply for one in held] == [expected] * 2
+    builder.close()
+    builder.close()
+    assert (builder.state, builder.was_ready) == ("ended", True)
+    assert builder.pid is not None
+    with pytest.raises(ProcessLookupError):
+        os.kill(builder.pid, 0)
+    until(lambda: not is_running(left))
 
 
 @pytest.mark.slow
@@ -192,29 +208,6 @@ def test_its_end_is_seen_although_a_process_that_it_forked_lives_on(
     until(lambda: builder.state == "ended")
 
 
-@pytest.mark.parametrize("how", ["closed", "killed", "exit", "stopped"])
-def test_what_a_function_has_started_ends_with_its_builder(how: str, start: Start) -> None:
-    """However that ends."""
-    builder = start()
-    assert builder.wait()
-    reply = builder.ask(order("leave one"), SILENT)
-    assert isinstance(reply, Outdated)
-    left = int(reply.changes[0])
-    os.kill(left, 0)
-    assert builder.pid is not None
-    if how == "closed":
-        builder.close()
-    elif how == "killed":
-        os.kill(builder.pid, signal.SIGKILL)
-    elif how == "exit":
-        builder.ask(order("exit"), SILENT)
-    else:
-        held = Asking(builder, "hold")
-        assert held.told.wait(30)
-        builder.stop(2)
-    until(lambda: not is_running(left))
-
-
 @pytest.mark.parametrize(("in_haste", "more"), [(True, 0), (False, builder_process.NICE)])
 def test_one_that_nobody_waits_for_starts_with_a_lower_priority(
     in_haste: bool, more: int, start: Start
@@ -226,20 +219,6 @@ def test_one_that_nobody_waits_for_starts_with_a_lower_priority(
     assert builder.pid is not None
     expected = min(19, own + more)
     until(lambda: os.getpriority(os.PRIO_PROCESS, builder.pid or 0) == expected)
-
-
-def test_a_signal_ends_all_orders(start: Start) -> None:
-    """Each is told how."""
-    builder = start()
-    assert builder.wait()
-    held = [Asking(builder, "hold"), Asking(builder, "hold")]
-    for one in held:
-        assert one.told.wait(30)
-    assert builder.pid is not None
-    os.kill(builder.pid, signal.SIGKILL)
-    for one in held:
-        one.join(30)
-    assert [one.reply for one in held] == [Ended("signal 9", "died")] * 2
 
 
 @pytest.mark.parametrize("name", ["close", "nonsense"])
@@ -269,19 +248,14 @@ def test_one_that_does_not_come_up_in_time_has_ended(
         os.kill(builder.pid, 0)
 
 
-def test_a_request_is_stopped_by_ending_the_process(start: Start) -> None:
-    """Only while it is worked at: its number is that of no other."""
+def test_only_a_request_that_is_worked_at_is_stopped(start: Start) -> None:
+    """Its number is that of no other."""
     builder = start()
     assert builder.wait()
     assert isinstance(builder.ask(order("first"), SILENT), Outdated)
-    held = Asking(builder, "hold")
-    assert held.told.wait(30)
     builder.stop(1)
     assert builder.state == "ready"
-    builder.stop(2)
-    held.join(30)
-    assert held.reply == Ended("signal 9", "stopped")
-    assert builder.ask(order("late"), SILENT) == Ended("it was not running", "away")
+    assert isinstance(builder.ask(order("second"), SILENT), Outdated)
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="the system has no such priority")
@@ -334,48 +308,12 @@ def test_one_that_is_ended_while_it_starts_has_not_failed(start: Start) -> None:
     assert not builder.has_failed
 
 
-def test_one_whose_sample_is_not_understood_is_not_used(start: Start) -> None:
-    """It ends before any order."""
-    builder = start(understands=False)
+@pytest.mark.parametrize(
+    "what", [{"understands": False}, {"target": "another"}, {"command": ("/nonexistent/python",)}]
+)
+def test_one_that_is_of_no_use_takes_no_order(what: Any, start: Start) -> None:
+    """Such as one for another target: what it builds would stand for other settings."""
+    builder = start(**what)
     assert not builder.wait()
     assert not builder.was_ready
-
-
-def test_one_for_another_target_is_not_used() -> None:
-    """What it builds would be kept under a name that stands for other settings."""
-    command = (sys.executable, "-c", FAKE.format(before=""))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
-        builder = BuilderProcess("text", lambda *_: True, command, target="another")
-        assert not builder.wait()
-        builder.close()
-
-
-def test_one_that_cannot_be_started_has_ended(start: Start) -> None:
-    """Nobody waits for it."""
-    builder = start(command=("/nonexistent/python",))
-    assert not builder.wait()
-    assert builder.pid is None
-    assert builder.ask(order("it"), SILENT).how == "it was not running"  # type: ignore[union-attr]
-
-
-def test_closing_blames_no_order(start: Start) -> None:
-    """Whoever waits may have it done elsewhere."""
-    builder = start()
-    assert builder.wait()
-    held = Asking(builder, "hold")
-    assert held.told.wait(30)
-    builder.close()
-    held.join(30)
-    assert held.reply == Ended("signal 9", "away")
-
-
-def test_closing_leaves_no_process(start: Start) -> None:
-    """Whatever it is doing, also when it is asked for twice."""
-    builder = start()
-    assert builder.wait()
-    builder.close()
-    builder.close()
-    assert builder.pid is not None
-    with pytest.raises(ProcessLookupError):
-        os.kill(builder.pid, 0)
+    assert builder.ask(order("it"), SILENT) == Ended("it was not running", "away")
