@@ -15,15 +15,18 @@ import pytest
 
 from jaxd import Client
 from jaxd.connection.shared_reader import PendingReply
-from jaxd_protocol.errors import DeadlineExceeded, LimitExceeded, ServerDraining
+from jaxd_protocol.errors import Busy
+from jaxd_protocol.messages.calls import FAILED, MAY_REPEAT, OK, WARM
+from jaxd_protocol.messages.failures import decode_failure
 from jaxd_protocol.wire.connection import encode_request
 from jaxd_protocol.wire.frames import FrameWriter
 from jaxd_server.compilation.compiling import executable
 from jaxd_server.rpc import connection, send_queue
+from jaxd_server.rpc import connection as module
 from jaxd_server.rpc.connection import ReaderHandoff
 from jaxd_server.rpc.flow_control import ConnectionShare
 from tests.server.in_process import InProcessServer, Peer, Source, read_reply
-from tests.server.staging import PATIENCE_S, at_once, join, start, until, waiting
+from tests.server.staging import PATIENCE_S, Log, join, logged_by, start, until
 from tests.shared.wire.by_hand import frame_bytes
 
 OpenInProcessServer = Callable[..., InProcessServer]
@@ -70,41 +73,6 @@ def gated(client: Client, gate: str) -> Any:
     return client.persistent_call(wait, extra_key=gate)
 
 
-def test_questions_about_the_server_are_answered_at_once(
-    in_process_server: InProcessServer,
-) -> None:
-    """Also while all of its threads are busy."""
-    client = in_process_server.client()
-    entered, release = make_gate("questions")
-    wait = gated(client, "questions")
-    futures = [wait.submit(np.float32(-1)) for _ in range(6)]
-    assert entered.wait(PATIENCE_S)
-    assert client.statistics().connections == 1
-    assert in_process_server.parts.status.now()["running_calls"] >= 1
-    assert client.info()["devices"]
-    release.set()
-    assert [float(future.result(PATIENCE_S)) for future in futures] == [-1.0] * 6
-
-
-def test_a_call_that_has_become_slow_does_not_hold_up_the_next(
-    in_process_server: InProcessServer,
-) -> None:
-    """The thread that reads runs short calls itself; when one overstays, another reads on."""
-    client = in_process_server.client()
-    entered, release = make_gate("slow")
-    wait, double = gated(client, "slow"), client.persistent_call(lambda x: x * 2)
-    for _ in range(20):
-        wait(np.float32(1))
-        double(np.float32(1))
-    slow = wait.submit(np.float32(-1))
-    assert entered.wait(PATIENCE_S)
-    assert [float(double(np.float32(x))) for x in range(20)] == [2.0 * x for x in range(20)]
-    assert not slow.done()
-    release.set()
-    assert float(slow.result(PATIENCE_S)) == -1.0
-    assert float(double(np.float32(4))) == 8.0
-
-
 def test_calls_on_values_stay_in_order_when_who_read_one_is_held_up(
     in_process_server: InProcessServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,29 +101,6 @@ def test_calls_on_values_stay_in_order_when_who_read_one_is_held_up(
     np.testing.assert_array_equal(np.asarray(second), np.full(1 << 15, 2))
 
 
-def test_a_function_that_is_being_built_does_not_hold_up_warm_calls(
-    in_process_server: InProcessServer,
-) -> None:
-    """Neither those of the same connection nor others'."""
-    client, other = in_process_server.client(), in_process_server.client()
-    entered, release = make_gate("build")
-    double = client.persistent_call(lambda x: x * 2)
-    double(1.0)
-
-    @client.persistent_call
-    def slow_to_trace(x: Any) -> Any:
-        _pass("build", -1.0)
-        return x
-
-    future = slow_to_trace.submit(1.0)
-    assert entered.wait(PATIENCE_S)
-    assert float(double(2.0)) == 4.0
-    assert float(other.persistent_call(lambda x: x * 3)(2.0)) == 6.0
-    assert not future.done()
-    release.set()
-    assert float(future.result(PATIENCE_S)) == 1.0
-
-
 def test_large_calls_in_flight_make_progress_within_a_small_budget(
     open_in_process_server: OpenInProcessServer,
 ) -> None:
@@ -182,16 +127,6 @@ def test_code_arrives_although_the_budget_is_used_up(
     futures = [lookup.submit(x) for lookup in lookups]
     assert [float(np.asarray(future.result(PATIENCE_S))[0]) for future in futures] == [
         float(n * (1 << 17)) for n in range(3)
-    ]
-
-
-def test_more_calls_than_slots_are_answered(open_in_process_server: OpenInProcessServer) -> None:
-    """The client waits for a slot, and so does the server."""
-    client = open_in_process_server(slots=2).client()
-    double = client.persistent_call(lambda x: x * 2)
-    double(0.0)
-    assert [float(x) for x in at_once(8, lambda index: double(float(index)))] == [
-        2.0 * index for index in range(8)
     ]
 
 
@@ -240,27 +175,6 @@ def test_a_reply_does_not_wait_for_the_rest_of_the_next_message(
     assert float(double(4.0)) == 8.0
 
 
-def test_a_result_over_the_limit_is_refused(open_in_process_server: OpenInProcessServer) -> None:
-    """The message says how to get it, and the connection goes on."""
-    client = open_in_process_server(max_result_bytes=10_000).client()
-    ones = client.persistent_call(lambda n: jax.numpy.ones(n) + 0, static_argnums=0)
-    with pytest.raises(LimitExceeded, match=r"40,000 bytes.*10,000.*--max-result-bytes"):
-        ones(10_000)
-    assert ones(100).shape == (100,)
-
-
-@pytest.mark.slow
-def test_an_argument_over_the_limit_is_not_sent(
-    open_in_process_server: OpenInProcessServer,
-) -> None:
-    """The client knows the limit, and the connection goes on."""
-    client = open_in_process_server(max_frame_bytes=100_000).client()
-    total = client.persistent_call(lambda x: x.sum())
-    with pytest.raises(LimitExceeded, match="--max-frame-bytes"):
-        total(np.ones(30_000, np.float32))
-    assert float(total(np.ones(100, np.float32))) == 100.0
-
-
 def test_a_client_that_dies_costs_only_its_own_calls(in_process_server: InProcessServer) -> None:
     """What it held is given back, and others do not notice."""
     other = in_process_server.client()
@@ -282,52 +196,6 @@ def test_a_client_that_dies_costs_only_its_own_calls(in_process_server: InProces
     release.set()
     until(lambda: in_process_server.parts._worker_context.budget.used == 0)
     until(lambda: in_process_server.parts.status.now()["connections"] == 1)
-
-
-class _Dying(Source):
-    """A client that dies when it is asked for one thing."""
-
-    def __init__(self, verb: str) -> None:
-        super().__init__(_triple)
-        self.asked_now, self.gone = threading.Event(), threading.Event()
-        setattr(self, verb, self._leave)
-
-    def _leave(self, *_: Any) -> Any:
-        self.asked_now.set()
-        assert self.gone.wait(PATIENCE_S)
-        raise EOFError
-
-
-def test_a_client_that_dies_while_it_is_asked_for_code_does_not_fail_others(
-    in_process_server: InProcessServer,
-) -> None:
-    """Who waits for the same code is asked instead."""
-    dying, staying = _Dying("code"), Source(_triple)
-    peer = in_process_server.peer(dying)
-    threads = [start(_lose, peer, 1.0)]
-    assert dying.asked_now.wait(PATIENCE_S)
-    replies: list[Any] = []
-    threads.append(start(lambda: replies.append(in_process_server.peer(staying).call(2.0))))
-    flights = in_process_server.parts.pipeline.functions._receiving._flights
-    until(lambda: waiting(flights[staying.fingerprint]._condition))
-    dying.gone.set()
-    join(threads[:1])
-    peer.shut()
-    join(threads)
-    assert float(read_reply(replies[0], staying)) == 6.0
-
-
-def test_nobody_waits_until_another_client_has_described_the_function(
-    in_process_server: InProcessServer,
-) -> None:
-    """Each is asked what it means by a key: their fingerprints may be in doubt."""
-    dying, staying = _Dying("describe"), Source(_triple)
-    peer = in_process_server.peer(dying)
-    thread = start(_lose, peer, 1.0)
-    assert dying.asked_now.wait(PATIENCE_S)
-    assert float(read_reply(in_process_server.peer(staying).call(2.0), staying)) == 6.0
-    dying.gone.set()
-    join([thread])
 
 
 def _lose(peer: Peer, *args: Any) -> None:
@@ -352,23 +220,6 @@ def test_stages_of_a_build_are_reported_and_warm_calls_report_nothing(
         *("queued", "trace", "lower"),
         *("compile", "run"),
     ]
-
-
-@pytest.mark.slow
-def test_a_call_that_is_given_up_leaves_the_connection_in_order(
-    in_process_server: InProcessServer,
-) -> None:
-    """Its late reply is taken out of the socket."""
-    client = in_process_server.client()
-    entered, release = make_gate("late")
-    wait = gated(client, "late")
-    hurried = client.persistent_call(wait.__wrapped__, extra_key="late", timeout_s=1.0)
-    wait(np.float32(1))
-    with pytest.raises(DeadlineExceeded):
-        hurried(np.float32(-1))
-    release.set()
-    assert entered.is_set()
-    assert float(wait(np.float32(5))) == 5.0
 
 
 @pytest.mark.slow
@@ -456,10 +307,131 @@ def test_arrays_are_put_on_the_worker_that_stays(
     assert client.forget("new")
 
 
-def test_nothing_is_put_on_a_server_that_stops(in_process_server: InProcessServer) -> None:
-    """It is refused as a call is, with an error that says what to do."""
-    client = in_process_server.client()
-    client.put(1.0)
-    in_process_server.parts.pipeline.admission.drain()
-    with pytest.raises(ServerDraining, match="Repeat the call"):
-        client.put(2.0)
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> Log:
+    """What connections log."""
+    return logged_by(module, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("verb", "args", "nbytes", "reason"),
+    [
+        ("call", (), 0, ""),
+        ("call", (1, 2), 0, ""),
+        ("call", (b"key", b"", b"", "soon", 0), 0, ""),
+        ("sing", (), 0, "'sing'"),
+        ("call", (), 1 << 20, "over the limit"),  # before memory is taken for it
+    ],
+)
+def test_a_message_that_makes_no_sense_ends_its_connection_only(
+    open_in_process_server: OpenInProcessServer,
+    log: Log,
+    verb: str,
+    args: tuple[Any, ...],
+    nbytes: int,
+    reason: str,
+) -> None:
+    """With a line in the log that says why."""
+    server = open_in_process_server(max_frame_bytes=100_000)
+    other = server.client()
+    other.statistics()
+    with pytest.raises(EOFError):
+        server.peer().request(verb, args, [memoryview(bytes(nbytes))] if nbytes else ())
+    until(lambda: log)
+    assert log[0][0] == "connection_dropped"
+    assert reason in log[0][1]["reason"]
+    until(lambda: server.parts.status.now()["connections"] == 1)
+    assert other.statistics().connections == 1
+    assert server.parts._worker_context.budget.calls == 0
+
+
+def test_what_no_thread_takes_is_refused_and_gives_back_what_it_held(
+    in_process_server: InProcessServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the server could not drain any more. The connection stays."""
+    start = threading.Thread.start
+    peer = in_process_server.peer(Source(lambda x: x))
+
+    def fail(thread: threading.Thread) -> None:
+        if thread.name == "jaxd-build":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patches:
+        patches.setattr(threading.Thread, "start", fail)
+        for (outcome, failure), _ in (peer.call(1.0), peer.request("functions", ())):
+            assert outcome == FAILED
+            error = decode_failure(failure)
+            assert isinstance(error, Busy)
+            assert "ulimit -u" in str(error)
+    budget = in_process_server.parts._worker_context.budget
+    until(lambda: budget.calls == 0)
+    assert budget.idle.is_set()
+    assert peer.call(1.0)[0][0] != FAILED
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["\udcff", "a\0b", "x" * (2 << 20), 10**5000],
+    ids=["path", "nul", "long", "enormous"],
+)
+def test_an_error_with_unusual_content_arrives(
+    in_process_server: InProcessServer, content: Any
+) -> None:
+    """Names of files need not be Unicode; Python itself refuses to print so large a number."""
+
+    def fail(x: Any) -> Any:
+        raise ValueError(content)
+
+    with pytest.raises((ValueError, RuntimeError)):
+        in_process_server.client().persistent_call(fail).submit(1.0).result(PATIENCE_S)
+
+
+X = np.ones((3, 4), np.float32)
+
+
+def traced_at_the_gate(x: Any) -> Any:
+    """Waits at the gate while it is traced."""
+    _pass("abandoned", -1.0)
+    return x * 5
+
+
+def double(x: Any) -> Any:
+    """Is called in these tests."""
+    return x * 2
+
+
+def counts(in_process_server: InProcessServer) -> tuple[int, int, int]:
+    """Traces, compilations and loads so far."""
+    found = in_process_server.counters.snapshot()
+    return int(found["traces"]), int(found["compiles"]), int(found["executable_loads"])
+
+
+def test_a_build_whose_only_client_goes_away_is_there_for_the_next(
+    in_process_server: InProcessServer,
+) -> None:
+    """What was begun is ended, since it was paid for."""
+    leaving, later = in_process_server.client(), in_process_server.client()
+    entered, release = make_gate("abandoned")
+    leaving.persistent_call(traced_at_the_gate).submit(np.float32(2))
+    assert entered.wait(PATIENCE_S)
+    leaving.close()
+    release.set()
+    until(lambda: counts(in_process_server)[1] == 1)
+    assert float(later.persistent_call(traced_at_the_gate)(np.float32(3))) == 15.0
+    assert counts(in_process_server) == (1, 1, 0)
+
+
+def test_a_call_to_warm_up_travels_without_data(in_process_server: InProcessServer) -> None:
+    """Its reply says what was done, and the call itself finds the program."""
+    source = Source(double)
+    peer = in_process_server.peer(source)
+    call = source.call((X,))
+    for verdict in ("compile", "hit"):
+        message = (call.key, call.skeleton, b"", None, MAY_REPEAT | WARM, b"", b"", b"")
+        (kind, told, _), buffers = peer.request("call", message)
+        assert (kind, list(buffers)) == (OK, [])
+        assert json.loads(told)["verdict"] == verdict
+    assert read_reply(peer.call(X), source).tolist() == (2 * X).tolist()
+    assert counts(in_process_server) == (1, 1, 0)
+    assert in_process_server.counters.snapshot()["calls"] == 1

@@ -16,7 +16,7 @@ from jaxd_server.rpc import connection, worker_context
 from jaxd_server.rpc.worker_context import IdleConnections
 from tests.server.in_process import InProcessServer, Source
 from tests.server.rpc.test_connection import gated, make_gate
-from tests.server.staging import PATIENCE_S, at_once, logged_by, until
+from tests.server.staging import PATIENCE_S, logged_by, until
 
 Pair = tuple[socket.socket, socket.socket]
 
@@ -123,17 +123,6 @@ def server(
     monkeypatch.setattr(connection, "SILENCE_S", 0.01)
     until(lambda: not readers())  # of the test before
     return open_in_process_server()
-
-
-@pytest.mark.slow
-def test_idle_clients_have_no_thread(server: InProcessServer) -> None:
-    """They are connected, and their next calls are right, also where all come at once."""
-    clients = [server.client() for _ in range(12)]
-    doubles = [client.persistent_call(lambda x: x * 2) for client in clients]
-    for _ in range(2):
-        assert at_once(12, lambda i: float(doubles[i](float(i)))) == [2.0 * i for i in range(12)]
-        until(lambda: not readers())
-        assert server.parts.status.now()["connections"] == 12
 
 
 def test_the_end_of_an_idle_client_is_noticed(server: InProcessServer) -> None:

@@ -107,19 +107,14 @@ def test_a_thread_that_takes_one_which_was_given_up_does_nothing() -> None:
 
 
 def test_its_deadline_is_the_servers_too() -> None:
-    """The error says what the time went into."""
+    """So is the server's own limit, from when it has begun; the error says what the time was."""
     rig = Rig()
     one = rig.open(deadline=time.monotonic() + 0.06)
     until(lambda: rig.sent)
     assert isinstance(one.cancel_token.error, DeadlineExceeded)
     assert "0.1 s waiting for its turn" in str(one.cancel_token.error)
-
-
-def test_the_server_has_a_limit_of_its_own() -> None:
-    """It counts from when the call has begun."""
     rig = Rig(max_s=0.06)
-    one = rig.open()
-    over = threading.Event()
+    one, over = rig.open(), threading.Event()
     one.cancel_token.notify(over.set)
     one.run("running", lambda: DONE if over.wait(PATIENCE_S) else GIVEN_UP)
     assert rig.sent == [(7, GIVEN_UP, 0)]
@@ -212,20 +207,11 @@ def settled(in_process_server: InProcessServer) -> bool:
     return not (budget.calls or budget.used or status["running"] or status["left_behind"])
 
 
-def test_a_cancelled_future_interrupts_the_trace(in_process_server: InProcessServer) -> None:
+@pytest.mark.parametrize("awaited", [False, True], ids=["future", "task"])
+def test_a_call_that_is_cancelled_interrupts_the_trace(
+    in_process_server: InProcessServer, awaited: bool
+) -> None:
     """And the server has nothing left of it."""
-    entered, release = make_gate("endless")
-    future = in_process_server.client().persistent_call(endless).submit(np.float32(2))
-    assert entered.wait(PATIENCE_S)
-    release.set()
-    assert future.cancel()
-    until(lambda: settled(in_process_server))
-    found = in_process_server.counters.snapshot()
-    assert (found["cancelled_calls"], found["compiles"]) == (1, 0)
-
-
-def test_a_cancelled_task_interrupts_the_trace(in_process_server: InProcessServer) -> None:
-    """As a future does: that is what it waits for."""
     entered, release = make_gate("endless")
     function = in_process_server.client().persistent_call(endless)
 
@@ -237,32 +223,35 @@ def test_a_cancelled_task_interrupts_the_trace(in_process_server: InProcessServe
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    asyncio.run(give_up())
+    if awaited:
+        asyncio.run(give_up())
+    else:
+        future = function.submit(np.float32(2))
+        assert entered.wait(PATIENCE_S)
+        release.set()
+        assert future.cancel()
     until(lambda: settled(in_process_server))
-    assert in_process_server.counters.snapshot()["cancelled_calls"] == 1
+    found = in_process_server.counters.snapshot()
+    assert (found["cancelled_calls"], found["compiles"]) == (1, 0)
 
 
+@pytest.mark.parametrize(
+    ("options", "timeout_s", "said"),
+    [({}, 0.3, r"0\.\d s being built"), ({"max_build_s": 0.2}, None, "--max-build-s")],
+    ids=["client", "server"],
+)
 def test_a_deadline_interrupts_the_trace_and_says_where_the_time_went(
-    in_process_server: InProcessServer,
+    open_in_process_server: Any, options: Any, timeout_s: float | None, said: str
 ) -> None:
-    """Seen by the client as the server's word."""
+    """Seen by the client as the server's word, also where the limit is the server's."""
+    server = open_in_process_server(**options)
     _, release = make_gate("endless")
     release.set()
-    slow = in_process_server.client().persistent_call(endless, timeout_s=0.3)
-    with pytest.raises(DeadlineExceeded, match=r"0\.\d s being built"):
+    slow = server.client().persistent_call(endless, timeout_s=timeout_s)
+    with pytest.raises(DeadlineExceeded, match=said):
         slow(np.float32(2))
-    until(lambda: settled(in_process_server))
-    assert in_process_server.counters.snapshot()["late_calls"] == 1
-
-
-def test_a_limit_on_builds_is_the_servers(open_in_process_server: Any) -> None:
-    """Whatever the client would wait for."""
-    in_process_server = open_in_process_server(max_build_s=0.2)
-    _, release = make_gate("endless")
-    release.set()
-    with pytest.raises(DeadlineExceeded, match="--max-build-s"):
-        in_process_server.client().persistent_call(endless)(np.float32(2))
-    until(lambda: settled(in_process_server))
+    until(lambda: settled(server))
+    assert server.counters.snapshot()["late_calls"] == (timeout_s is not None)
 
 
 def stops(x: Any) -> Any:

@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
+from jaxd_protocol.errors import ConnectionLost
+from jaxd_protocol.messages.calls import FAILED, OK, is_failure
+from jaxd_protocol.messages.failures import decode_failure, encode_failure
 from jaxd_server.execution.call import Finish, Reply
-from jaxd_server.rpc.ordered_calls import MAX_DISPATCHED, OrderedCallQueue
-from tests.server.staging import PATIENCE_S, at_once, start, until
+from jaxd_server.rpc.ordered_calls import MAX_BYTES, MAX_DISPATCHED, OrderedCallQueue, ReplyCache
+from tests.server.staging import PATIENCE_S, at_once, until
 
 
 class Work:
@@ -46,19 +49,6 @@ class Work:
     ) -> None:
         """One call."""
         call_queue.put(partial(self.start, name, **how), self.send, is_short=is_short)
-
-
-def test_calls_start_in_order_and_their_replies_are_sent() -> None:
-    """Whoever is slow to begin keeps those behind it waiting."""
-    call_queue, work = OrderedCallQueue(), Work()
-    work.put(call_queue, 0, held=True)
-    for number in (1, 2, 3):
-        work.put(call_queue, number)
-    assert work.log == []
-    work.gate(0).set()
-    until(lambda: len(work.replies) == 4)
-    assert work.replies == [0, 1, 2, 3]
-    assert [line for line in work.log if "start" in line] == [f"start {i}" for i in range(4)]
 
 
 def test_the_next_is_started_while_the_device_works_on_the_last() -> None:
@@ -112,26 +102,16 @@ def test_a_call_runs_at_once_when_nothing_is_before_it() -> None:
 def test_a_call_has_its_place_before_anybody_goes_on_with_it(at_once: bool) -> None:
     """Whoever read it may be held up; then another thread brings the next one."""
     call_queue, work = OrderedCallQueue(), Work()
+    call_queue.then(lambda: work.log.append("first"))  # at once: there is nothing before it
     go_on = call_queue.enqueue(partial(work.start, 0), work.send, is_short=True, at_once=at_once)
     work.put(call_queue, 1)
     call_queue.then(lambda: work.log.append("then"))
     go_on()
     until(lambda: len(work.replies) == 2 and "then" in work.log)
-    assert [line for line in work.log if "finish" not in line] == ["start 0", "start 1", "then"]
-
-
-def test_a_call_that_comes_while_another_runs_at_once_is_behind_it() -> None:
-    """And is started when that is done, by a thread of its own."""
-    call_queue, work = OrderedCallQueue(), Work()
-    first = start(
-        call_queue.enqueue(partial(work.start, "first", held=True), work.send, at_once=True)
-    )
-    until(lambda: not call_queue.is_idle)
-    work.put(call_queue, "second")
-    work.gate("first").set()
-    until(lambda: len(work.replies) == 2)
-    first.join(PATIENCE_S)
-    assert work.log == ["start first", "finish first", "start second", "finish second"]
+    assert [line for line in work.log if "finish" not in line] == [
+        *("first", "start 0"),
+        *("start 1", "then"),
+    ]
 
 
 def test_a_short_call_is_started_by_the_thread_that_brings_it() -> None:
@@ -175,19 +155,6 @@ def test_a_call_that_takes_long_to_start_has_a_thread_for_it() -> None:
     until(lambda: work.replies == ["before", "long", "short"])
 
 
-def test_what_is_to_happen_then_happens_behind_all_that_were_started() -> None:
-    """At once when there is nothing before it; calls that come later see it."""
-    call_queue, work = OrderedCallQueue(), Work()
-    call_queue.then(lambda: work.log.append("at once"))
-    assert work.log == ["at once"]
-    work.put(call_queue, 1, held=True)
-    call_queue.then(lambda: work.log.append("then"))
-    work.put(call_queue, 2)
-    work.gate(1).set()
-    until(lambda: len(work.replies) == 2)
-    assert [line for line in work.log if "finish" not in line][1:] == ["start 1", "then", "start 2"]
-
-
 def test_many_threads_start_one_at_a_time_and_each_in_its_order() -> None:
     """Some at once and some behind others, as it happens."""
     call_queue, work, inside = OrderedCallQueue(), Work(), list[int]()
@@ -210,3 +177,133 @@ def test_many_threads_start_one_at_a_time_and_each_in_its_order() -> None:
     for index in range(4):
         started = [line for line in work.log if line.startswith(f"start ({index},")]
         assert started == [f"start ({index}, {turn})" for turn in range(200)]
+
+
+REPLY: Reply = ((OK, "done"), ())
+LOST: Reply = ((FAILED, encode_failure(ConnectionLost("went away")), b""), ())
+
+
+class Sent(list[Reply]):
+    """Collects what is sent to one client."""
+
+    def __call__(self, reply: Reply) -> None:
+        self.append(reply)
+
+
+def is_new(remembered: ReplyCache, *call: Any) -> bool:
+    """Whether a call is; one that is not is answered."""
+    answer = remembered.find_or_register(*call)
+    if answer is not None:
+        answer()
+    return answer is None
+
+
+def test_a_call_that_comes_again_is_not_run_again() -> None:
+    """While the first still runs, both are answered when it is done; after that, at once."""
+    remembered, first, again, late = ReplyCache(), Sent(), Sent(), Sent()
+    assert is_new(remembered, 1, 0, first)
+    assert not is_new(remembered, 1, 0, again)
+    assert first == again == []
+    remembered.answer(1, REPLY)
+    assert not is_new(remembered, 1, 0, late)
+    assert (first, again, late) == ([REPLY], [REPLY], [REPLY])
+
+
+def test_what_has_arrived_is_forgotten() -> None:
+    """And what has not is kept; but for what its client gave up."""
+    remembered = ReplyCache()
+    is_new(remembered, 0, 0, Sent())
+    for number in (1, 2, 3):
+        is_new(remembered, number, 0, Sent())
+        remembered.answer(number, REPLY)
+    is_new(remembered, 4, 3, Sent())
+    remembered.answer(0, REPLY)
+    assert list(remembered._replies) == [3]
+    sent = Sent()
+    assert not is_new(remembered, 3, 3, sent)
+    assert sent == [REPLY]
+
+
+def test_a_call_whose_answer_has_arrived_is_never_run_again() -> None:
+    """It may have lain in a connection that was lost; also after the others were forgotten."""
+    remembered, stale = ReplyCache(), Sent()
+    is_new(remembered, 1, 0, Sent())
+    remembered.answer(1, REPLY)
+    is_new(remembered, 2, 2, Sent())
+    assert not is_new(remembered, 1, 0, stale)
+    ((outcome, _),) = stale
+    assert (outcome[0], outcome[2]) == (FAILED, b"")
+    with pytest.raises(ConnectionLost, match="answered before"):
+        raise decode_failure(outcome[1])
+
+
+def test_a_client_that_never_acknowledges_is_not_remembered_for_ever() -> None:
+    """The oldest go first."""
+    remembered = ReplyCache()
+    for number in range(1100):
+        is_new(remembered, number, 0, Sent())
+        remembered.answer(number, REPLY)
+    assert len(remembered._replies) == 1024
+    assert not is_new(remembered, 1099, 0, Sent())
+
+
+def test_many_threads_run_a_call_once() -> None:
+    """And each of them gets the answer."""
+    remembered = ReplyCache()
+    sent = [Sent() for _ in range(8)]
+    for number in range(200):
+
+        def meet(index: int, number: int = number) -> Any:
+            new = is_new(remembered, number, number, sent[index])
+            if new:
+                remembered.answer(number, REPLY)
+            return new
+
+        assert sum(at_once(8, partial(meet))) == 1
+    assert [len(each) for each in sent] == [200] * 8
+
+
+def test_a_call_that_lost_its_client_begins_anew_for_who_sends_it_again() -> None:
+    """It could not ask what its function is, so it has not run."""
+    remembered, first, second, begun = ReplyCache(), Sent(), Sent(), list[int]()
+    assert is_new(remembered, 1, 0, first)
+    assert not is_new(remembered, 1, 0, second, lambda: begun.append(1))
+    remembered.answer(1, LOST)
+    assert (first, second, begun) == ([LOST], [], [1])
+    remembered.answer(1, REPLY)
+    assert (first, second) == ([LOST], [REPLY])
+    assert not is_new(remembered, 1, 0, Sent())
+
+
+def test_a_call_that_lost_its_client_is_new_when_it_is_sent_again_later() -> None:
+    """But not one that has taken something for good, nor one that failed in another way."""
+    remembered = ReplyCache()
+    for number, reply, begins in [
+        (1, LOST, True),
+        (2, ((*LOST[0][:2], b"\0\0\0\0"), ()), False),
+        (3, ((FAILED, encode_failure(ZeroDivisionError()), b""), ()), False),
+    ]:
+        assert is_new(remembered, number, 0, Sent())
+        remembered.answer(number, reply)
+        assert is_new(remembered, number, 0, Sent()) == begins
+
+
+def test_large_replies_are_held_up_to_a_limit() -> None:
+    """The last one always; of the others the newest. Who asks for an older one learns why not."""
+    remembered, size = ReplyCache(), MAX_BYTES // 2
+    large: Reply = (("done",), [memoryview(bytes(size))])
+    for number in (1, 2, 3):
+        assert is_new(remembered, number, 0, Sent())
+        remembered.answer(number, large if number < 3 else REPLY)
+    kept = Sent()
+    for number in (1, 2, 3):
+        assert not is_new(remembered, number, 0, kept)
+    assert kept == [large, large, REPLY]
+    assert is_new(remembered, 4, 0, Sent())
+    remembered.answer(4, (("done",), [memoryview(bytes(3 * size))]))
+    found = Sent()
+    for number in (1, 3, 4):
+        assert not is_new(remembered, number, 0, found)
+    assert is_failure(found[0][0][1], ConnectionLost)
+    assert found[1] == REPLY
+    assert len(found[2][1][0]) == 3 * size

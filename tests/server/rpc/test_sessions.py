@@ -1,40 +1,46 @@
 from __future__ import annotations
 
+import os
 import threading
+from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from jaxd_protocol.errors import ConfigurationError
+from jaxd_protocol.base import shared_memory
+from jaxd_protocol.errors import ConfigurationError, ProtocolError
+from jaxd_protocol.messages.calls import FAILED, OK
+from jaxd_protocol.messages.data_locations import BLOCK_PROBE_BYTES, ResultPolicy
 from jaxd_protocol.pytree import Leaf
-from jaxd_server.execution.call import Finish
+from jaxd_protocol.wire.stream import Descriptors
+from jaxd_server.execution.call import Finish, Reply
 from jaxd_server.jax_compat.devices import Devices
-from jaxd_server.rpc.sessions import Session, Sessions
+from jaxd_server.rpc.sessions import Session, Sessions, SessionState
 from jaxd_server.values.store import ValueStore
 from jaxd_server.values.value import Value
 from tests.server.staging import PATIENCE_S, until
-
-
-def test_a_new_client_gets_a_session_of_its_own() -> None:
-    """With a name that cannot be guessed."""
-    sessions = Sessions(60.0)
-    first, second = sessions.open(None, "uid:1"), sessions.open(None, "uid:1")
-    assert first is not second
-    assert first.id != second.id
-    assert len(bytes.fromhex(first.id)) == 16
-    assert (len(sessions), sessions.connections) == (2, 2)
+from tests.spans import packed_ids
 
 
 def test_a_client_that_comes_back_finds_its_session() -> None:
-    """Also while an earlier connection of it is still open."""
+    """Also while an earlier connection is open. Others get one of their own, whatever they name."""
     sessions = Sessions(60.0)
-    session = sessions.open(None, "uid:1")
+    session, other = (sessions.open(None, "uid:1") for _ in range(2))
+    assert session is not other
+    assert session.id != other.id
+    assert len(bytes.fromhex(session.id)) == 16
+    assert (len(sessions), sessions.connections) == (2, 2)
     assert sessions.open(session.id, "uid:1") is session
     assert session.connections == 2
-    for _ in range(2):
-        sessions.close(session)
-    assert sessions.connections == 0
+    for one in (session, session, other):
+        sessions.close(one)
+    assert (len(sessions), sessions.connections) == (2, 0)
     assert sessions.open(session.id, "uid:1") is session
+    stranger = sessions.open(session.id, "uid:2")
+    assert (stranger is session, stranger.principal) == (False, "uid:2")
+    assert sessions.open("deadbeef", "uid:1").id != "deadbeef"
 
 
 def test_a_session_has_the_device_that_is_wanted_or_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,55 +84,22 @@ def test_what_goes_wrong_at_the_end_of_a_session_is_no_matter_of_who_comes_then(
     assert line.exc_info is not None
 
 
-def test_nobody_enters_the_session_of_another_principal() -> None:
-    """Knowing its name is not enough."""
-    sessions = Sessions(60.0)
-    session = sessions.open(None, "uid:1")
-    other = sessions.open(session.id, "uid:2")
-    assert other is not session
-    assert other.principal == "uid:2"
-
-
-def test_an_unknown_session_is_not_made_up() -> None:
-    """A client of a restarted server gets a new one, with a name that the server chose."""
-    session = Sessions(60.0).open("deadbeef", "uid:1")
-    assert session.id != "deadbeef"
-
-
-def test_a_session_is_kept_for_a_while_after_its_last_connection() -> None:
-    """The client may come back, and then finds everything as it was."""
-    sessions = Sessions(60.0)
-    sessions.close(sessions.open(None, "uid:1"))
-    assert (len(sessions), sessions.connections) == (1, 0)
-
-
-def test_a_session_is_forgotten_when_the_grace_is_over() -> None:
-    """But never while it has a connection."""
+def test_a_session_ends_with_its_grace_or_its_client() -> None:
+    """Never while it has a connection; at once where its client cannot come back, or is gone."""
     sessions = Sessions(-1.0)  # over as soon as it begins
     session = sessions.open(None, "uid:1")
     assert len(sessions) == 1
     sessions.close(session)
     assert len(sessions) == 0
     assert sessions.open(session.id, "uid:1") is not session
-
-
-def test_a_client_that_cannot_come_back_leaves_nothing() -> None:
-    """A stock client does not know the name of its session."""
     sessions = Sessions(60.0)
     sessions.close(sessions.open(None, "uid:1"), for_good=True)
     assert len(sessions) == 0
-
-
-def test_a_client_whose_process_is_gone_leaves_nothing() -> None:
-    """Unless its session has another connection."""
-    sessions = Sessions(60.0)
-    session = sessions.open(None, "uid:1")
-    sessions.end_if_left(session)
-    assert len(sessions) == 1
-    sessions.close(session)
-    assert len(sessions) == 1
-    sessions.end_if_left(session)
-    assert len(sessions) == 0
+    session, counts = sessions.open(None, "uid:1"), []
+    for step in (sessions.end_if_left, sessions.close, sessions.end_if_left):
+        step(session)
+        counts.append(len(sessions))
+    assert counts == [1, 1, 0]
 
 
 class Clock:
@@ -214,50 +187,26 @@ def with_values(values: ValueStore, session: Session, *ids: int) -> Session:
 
 
 def test_the_values_of_a_session_go_when_its_grace_is_over() -> None:
-    """And not before; those of others stay."""
+    """Not before, nor while it has a connection; those of others stay. Who is late has none."""
     clock, values = Clock(), ValueStore()
     sessions = Sessions(60.0, values, clock)
-    gone = with_values(values, sessions.open(None, "uid:1"), 1, 2)
-    with_values(values, sessions.open(None, "uid:1"), 1)
-    clock.now += 100
-    sessions.poll()
-    assert len(values) == 3  # it has a connection
-    sessions.close(gone)
-    clock.now += 60
-    sessions.poll()
-    assert len(values) == 3
-    clock.now += 0.1
-    sessions.poll()
-    assert (len(values), len(sessions)) == (1, 1)
-    assert gone.values.ended
-
-
-def test_who_comes_back_in_time_finds_its_values() -> None:
-    """Also when that takes several connections, of which an old one ends late."""
-    clock, values = Clock(), ValueStore()
-    sessions = Sessions(60.0, values, clock)
-    session = with_values(values, sessions.open(None, "uid:1"), 1)
-    clock.now += 50
-    assert sessions.open(session.id, "uid:1") is session
-    sessions.close(session)
+    mine, _ = (with_values(values, sessions.open(None, "uid:1"), 1) for _ in range(2))
+    assert sessions.open(mine.id, "uid:1") is mine
+    sessions.close(mine)  # of its two connections an old one, late
     clock.now += 1000
     sessions.poll()
-    assert len(values) == 1
-    sessions.close(session)
+    assert len(values) == 2
+    sessions.close(mine)
     clock.now += 59
-    assert sessions.open(session.id, "uid:1") is session
-    assert session.values.get(1).nbytes == 1
-
-
-def test_who_comes_back_too_late_gets_a_session_without_values() -> None:
-    """Whether anybody has looked meanwhile or not."""
-    clock, values = Clock(), ValueStore()
-    sessions = Sessions(60.0, values, clock)
-    session = with_values(values, sessions.open(None, "uid:1"), 1)
-    sessions.close(session)
-    clock.now += 61
-    assert sessions.open(session.id, "uid:1") is not session
-    assert len(values) == 0
+    assert sessions.open(mine.id, "uid:1") is mine
+    assert mine.values.get(1).nbytes == 1
+    sessions.close(mine)
+    clock.now += 60
+    sessions.poll()
+    assert (len(values), mine.values.ended) == (2, False)
+    clock.now += 0.1
+    assert sessions.open(mine.id, "uid:1") is not mine
+    assert (len(values), mine.values.ended) == (1, True)
 
 
 def test_names_whose_time_has_passed_go_when_somebody_looks() -> None:
@@ -310,3 +259,115 @@ def test_somebody_who_may_not_come_back() -> None:
     sessions.close(other)
     assert [row["principal"] for row in sessions.by_principal()] == ["b"]
     assert sessions.open(one.id, "a") is not one
+
+
+SIZE = 1 << 18
+
+
+class Scenario:
+    """A connection of a session, and what was sent over it."""
+
+    def __init__(self) -> None:
+        self.values = ValueStore()
+        self.session = Session("1", "ann")
+        self.own = SessionState(self.session, self.values, 1 << 30)
+        self.runs: list[int] = []
+        self.sent: list[tuple[int, Reply]] = []
+
+    def start(self, number: int) -> Finish:
+        """Runs a call, which makes a value with its number."""
+        self.runs.append(number)
+        made = Value(None, Leaf("A", "float32", (2,)), 8, "f")
+        self.values.add(self.session.values, {number: made})
+        return lambda: ((number,), ())
+
+    def call(self, number: int, *, here: bool = False, acked: int = 0) -> None:
+        """A call on values arrives."""
+        self.enter(number, here=here, acked=acked)()
+
+    def enter(
+        self, number: int, *, here: bool, acked: int = 0, is_nested: bool = False
+    ) -> Callable[[], None]:
+        """It has its place; goes on with it."""
+        stay, send = ResultPolicy(number, -1, 0, acked), partial(self._send, number)
+        start = partial(self.start, number)
+        more = {"here": here, "is_short": True, "is_nested": is_nested}
+        return self.own.enqueue(stay, start, send, **more)[1]
+
+    def _send(self, number: int, reply: Reply) -> None:
+        self.sent.append((number, reply))
+
+
+@pytest.fixture
+def scenario() -> Scenario:
+    """An open connection."""
+    return Scenario()
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_a_call_runs_once_however_often_it_is_sent(scenario: Scenario, here: bool) -> None:
+    """The second time it is answered with the reply of the first."""
+    for _ in range(2):
+        scenario.call(7, here=here)
+        until(lambda: bool(scenario.sent))
+    until(lambda: len(scenario.sent) == 2)
+    assert scenario.runs == [7]
+    assert [reply for _, reply in scenario.sent] == [((7,), ())] * 2
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_what_comes_behind_a_call_stays_behind_it(scenario: Scenario, here: bool) -> None:
+    """Whoever read it is held up, and another thread reads on."""
+    go_on = scenario.enter(0, here=here)
+    scenario.own.drop(b"")
+    scenario.own.drop(packed_ids([0, 9]))  # of which one is not there
+    scenario.enter(1, here=here)()
+    go_on()
+    until(lambda: len(scenario.sent) == 2)
+    assert (scenario.runs, list(scenario.session.values.values)) == ([0, 1], [1])
+
+
+def test_a_block_shows_what_is_in_it(scenario: Scenario) -> None:
+    """So the client knows that it is the same memory, and what got lost; then it can be read."""
+    assert scenario.own.share_block(Descriptors(), 3, SIZE) == (OK, b"")
+    descriptor = shared_memory.create_sealed(SIZE)
+    os.pwrite(descriptor, b"x" * BLOCK_PROBE_BYTES + b"y", 0)
+    told = scenario.own.share_block(Descriptors([descriptor]), 3, SIZE)
+    assert told == (OK, b"x" * BLOCK_PROBE_BYTES)
+    view = scenario.own.referenced_data._blocks.view(3, BLOCK_PROBE_BYTES, 1)
+    assert bytes(view) == b"y"
+    del view
+    scenario.own.forget_blocks((3, 4))
+    with pytest.raises(ProtocolError, match="not announced"):
+        scenario.own.referenced_data._blocks.view(3, 0, 1)
+
+
+def test_memory_that_could_be_taken_away_is_refused(scenario: Scenario) -> None:
+    """The client is told, and the connection goes on."""
+    read_end, write_end = os.pipe()
+    os.close(write_end)
+    told: Any = scenario.own.share_block(Descriptors([read_end]), 3, SIZE)
+    assert told[0] == FAILED
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(read_end)
+
+
+def test_a_client_that_ends_is_not_waited_for(scenario: Scenario) -> None:
+    """Its session is over as soon as its connection is."""
+    scenario.own.end_session()
+    assert scenario.session.is_over
+
+
+def test_calls_of_callbacks_do_not_wait_behind_others(scenario: Scenario) -> None:
+    """One waits for them; and what is dropped after them goes once they have begun."""
+    scenario.session.call_queue._starts = True  # a call that waits for what it has called back
+    behind = scenario.enter(1, here=False)
+    behind()
+    scenario.enter(2, here=False, is_nested=True)()
+    assert scenario.runs == [2]
+    scenario.enter(3, here=False, is_nested=True)
+    scenario.own.drop(packed_ids([2, 3]))
+    scenario.session.call_queue._starts = False
+    behind()
+    assert scenario.runs == [2, 1, 3]
+    assert list(scenario.session.values.values) == [1]

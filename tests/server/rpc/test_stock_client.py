@@ -7,13 +7,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import cloudpickle
-import numpy as np
 import pytest
 import rpyc
 from rpyc.core import consts
 from rpyc.utils.factory import unix_connect
 
-from jaxd import Client
 from tests.live_server import LiveServer
 
 Connection = Any
@@ -38,67 +36,6 @@ def call(stock: Connection, function: Callable[..., Any], *args: Any, **kwargs: 
     return cloudpickle.loads(stock.root.call(*data))
 
 
-def test_it_can_ping(stock: Connection) -> None:
-    """Through the root, and through rpyc's own ping."""
-    assert stock.root.ping() == "pong"
-    stock.ping()
-
-
-def test_it_can_call(stock: Connection) -> None:
-    """Arrays come back as numpy arrays, in their tree."""
-    result = call(
-        stock,
-        lambda x, *, w: {"y": x @ w, "n": [x.sum(), None]},
-        np.ones((2, 2)),
-        w=2.0 * np.eye(2),
-    )
-    assert type(result["y"]) is np.ndarray
-    assert result["y"].tolist() == [[2, 2], [2, 2]]
-    assert (float(result["n"][0]), result["n"][1]) == (4.0, None)
-
-
-def test_equal_bytes_and_signature_compile_once(stock: Connection, client: Client) -> None:
-    """Over connections, too; another shape compiles again."""
-    function = cloudpickle.dumps(lambda x: x * 19 + 1)
-    nothing = cloudpickle.dumps({})
-
-    def ask(connection: Connection, size: int) -> int:
-        before = client.statistics()
-        connection.root.call(function, cloudpickle.dumps((np.ones(size),)), nothing)
-        after = client.statistics()
-        assert after.calls == before.calls + 1
-        assert after.compiles - before.compiles == after.traces - before.traces
-        return after.compiles - before.compiles
-
-    with connect_again(client) as other:
-        assert [ask(stock, 3), ask(stock, 3), ask(other, 3), ask(other, 4)] == [1, 0, 0, 1]
-
-
-def connect_again(client: Client) -> Connection:
-    """Another stock connection to the same server."""
-    return unix_connect(client.info()["address"].removeprefix("unix://"))
-
-
-@pytest.mark.parametrize("wrong", [[1, 2], "text", 3, None, bytearray(b"x"), {}])
-def test_an_argument_that_is_not_bytes_is_refused(stock: Connection, wrong: Any) -> None:
-    """Whether rpyc would send it by value or by reference."""
-    good = cloudpickle.dumps(())
-    with pytest.raises(TypeError):
-        stock.root.call(cloudpickle.dumps(lambda: 1), wrong, good)
-    assert stock.root.ping() == "pong"
-
-
-def test_what_the_function_raises_arrives(stock: Connection) -> None:
-    """In its own type where rpyc can make one, and the connection goes on."""
-
-    def fail(x: Any) -> Any:
-        raise ZeroDivisionError("at the third step")
-
-    with pytest.raises(ZeroDivisionError, match="at the third step"):
-        call(stock, fail, 1.0)
-    assert float(call(stock, lambda x: x + 1, 1.0)) == 2.0
-
-
 def test_code_that_cannot_be_read_arrives_as_an_error(stock: Connection) -> None:
     """The server does not suffer from it."""
     with pytest.raises(Exception, match=r"pickle|unpack|load key"):
@@ -119,19 +56,16 @@ def test_nothing_but_the_two_methods_can_be_reached(stock: Connection, name: str
         stock.sync_request(consts.HANDLE_GETATTR, root.call, name.replace("_pipeline", "__func__"))
 
 
-@pytest.mark.parametrize("name", ["get_service_name", "get_service_aliases"])
-def test_what_rpyc_exposes_by_itself_is_switched_off(stock: Connection, name: str) -> None:
-    """Nothing that can be called is there."""
-    assert getattr(stock.root, name) is None
-
-
-@pytest.mark.parametrize("name", ["ping", "call"])
-def test_attributes_cannot_be_set_or_deleted(stock: Connection, name: str) -> None:
-    """The server's objects stay as they are."""
-    with pytest.raises(AttributeError):
-        stock.sync_request(consts.HANDLE_SETATTR, stock.root, name, 3)
-    with pytest.raises(AttributeError):
-        stock.sync_request(consts.HANDLE_DELATTR, stock.root, name)
+def test_what_rpyc_exposes_by_itself_is_switched_off(stock: Connection) -> None:
+    """Nothing that can be called is there, and attributes can neither be set nor deleted."""
+    stock.ping()
+    for name in ("get_service_name", "get_service_aliases"):
+        assert getattr(stock.root, name) is None
+    for name in ("ping", "call"):
+        with pytest.raises(AttributeError):
+            stock.sync_request(consts.HANDLE_SETATTR, stock.root, name, 3)
+        with pytest.raises(AttributeError):
+            stock.sync_request(consts.HANDLE_DELATTR, stock.root, name)
     assert stock.root.ping() == "pong"
 
 
@@ -141,6 +75,10 @@ def test_the_root_cannot_be_pickled_nor_the_server_be_made_to_call_back(stock: C
         stock.sync_request(consts.HANDLE_PICKLE, stock.root, 2)
     with pytest.raises(TypeError, match="takes no references"):
         stock.root.call(lambda: b"", b"", b"")
+    others: list[Any] = [[1, 2], "text", 3, None, bytearray(b"x"), {}]
+    for wrong in others:  # nor what is no bytes
+        with pytest.raises(TypeError):
+            stock.root.call(cloudpickle.dumps(lambda: 1), wrong, cloudpickle.dumps(()))
 
 
 def test_a_service_of_the_client_is_not_asked_for(live: LiveServer) -> None:

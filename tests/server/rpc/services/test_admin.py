@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import jaxd_server.rpc.services.admin
-from jaxd_protocol.errors import ConfigurationError, ProtocolError, ServerDraining, WorkerLost
+from jaxd_protocol.errors import ConfigurationError, ProtocolError, ServerDraining
 from jaxd_protocol.jit.options import function_key
 from jaxd_protocol.messages.calls import FAILED
 from jaxd_protocol.messages.failures import decode_failure
@@ -21,25 +21,10 @@ from jaxd_protocol.messages.recipes import load_recipes
 from jaxd_server.rpc.services import check_arguments
 from jaxd_server.rpc.services.admin import AdminService
 from tests.server.in_process import InProcessServer, PipelineHarness, Source
+from tests.server.rpc.services.conftest import OpenHarness
 from tests.server.staging import PATIENCE_S, join, start, until
 
-OpenHarness = Callable[..., PipelineHarness]
-
 X: Any = np.arange(6, dtype=np.float32)
-
-
-@pytest.fixture
-def open_harness(runtime: Path) -> Iterator[OpenHarness]:
-    """Opens pipelines, one after the other, that share a folder on disk."""
-    kitchens: list[PipelineHarness] = []
-
-    def open_(folder: str | None = str(runtime / "cache")) -> PipelineHarness:
-        kitchens.append(PipelineHarness(folder=folder))
-        return kitchens[-1]
-
-    yield open_
-    for harness in kitchens:
-        harness.close()
 
 
 def operations(harness: PipelineHarness) -> AdminService:
@@ -55,33 +40,9 @@ def ask(harness: PipelineHarness, verb: str, *args: Any) -> Any:
     return json.loads(value)
 
 
-def test_functions_are_listed(open_harness: OpenHarness) -> None:
-    """With totals."""
-    harness = open_harness()
-    harness.value(Source(lambda x: x + 1), X)
-    answer = ask(harness, "functions")
-    (row,) = answer["functions"]
-    assert (row["name"], answer["totals"]["executables"]) == ("<lambda>", 1)
-
-
-def test_what_was_called_is_recorded(open_harness: OpenHarness) -> None:
-    """Each answer has the mark for the next one."""
-    harness = open_harness()
-    answering = operations(harness)
-    source = Source(lambda x: x + 1)
-    (said,), buffers = answering.answer("recipes", ("",))
-    assert (set(json.loads(said)), list(buffers)) == ({"mark"}, [])
-    harness.value(source, X)
-    (said, *messages), buffers = answering.answer("recipes", (json.loads(said)["mark"],))
-    (recipe,) = load_recipes(messages, buffers)
-    assert (recipe.key, json.loads(said)["left_out"]) == (source.key, [])
-    value, buffers = answering.answer("recipes", (json.loads(said)["mark"],))
-    assert (len(value), list(buffers)) == (1, [])
-
-
-def test_functions_without_a_recipe_are_named(open_harness: OpenHarness) -> None:
+def test_functions_without_a_recipe_are_named(open_beside: OpenHarness) -> None:
     """In the JSON beside the recipes."""
-    harness = open_harness()
+    harness = open_beside()
     answering = operations(harness)
     (said,), _ = answering.answer("recipes", ("",))
     source = Source(lambda x: x + 1)
@@ -93,43 +54,16 @@ def test_functions_without_a_recipe_are_named(open_harness: OpenHarness) -> None
     assert left_out["key"] == source.key.hex()
 
 
-def test_a_mark_of_a_worker_that_is_gone_is_refused(open_harness: OpenHarness) -> None:
-    """What was called before is known to nobody any more."""
-    mark = operations(open_harness()).answer("recipes", ("",))[0][0]
-    with pytest.raises(WorkerLost, match="Record again"):
-        operations(open_harness()).answer("recipes", (json.loads(mark)["mark"],))
-
-
 @pytest.mark.slow
-def test_a_function_is_forgotten_in_memory_and_on_disk(open_harness: OpenHarness) -> None:
-    """It is traced again, here and after a restart; others are not."""
-    harness = open_harness()
-    source, other = Source(lambda x: x + 1), Source(lambda x: x + 2)
-    harness.value(other, X)
-    harness.value(source, X)
-    harness.value(source, X[:2])
-    assert ask(harness, "forget", source.key) == {"executables": 2}
-    assert ask(harness, "forget", source.key) == {"executables": 0}
-    restarted = open_harness()
-    restarted.value(other, X)
-    assert restarted.counts() == (0, 0)
-    restarted.value(source, X)
-    assert restarted.counts()[0] == 1
-    traces, _ = harness.counts()
-    harness.value(other, X)
-    assert harness.counts()[0] == traces
-
-
-@pytest.mark.slow
-def test_a_forgotten_function_is_built_anew(open_harness: OpenHarness) -> None:
+def test_a_forgotten_function_is_built_anew(open_beside: OpenHarness) -> None:
     """Not loaded from a program file; one that another function has as well stays."""
-    harness = open_harness()
+    harness = open_beside()
     source, shared, sharing = (Source(lambda x: x + 1), Source(lambda x: x * 5), Source(_by_5))
     for one in (source, shared, sharing):
         harness.value(one, X)
     ask(harness, "forget", source.key)
     ask(harness, "forget", shared.key)
-    restarted = open_harness()
+    restarted = open_beside()
     restarted.value(source, X)
     assert restarted.counts() == (1, 1)
     restarted.value(sharing, X)
@@ -137,10 +71,10 @@ def test_a_forgotten_function_is_built_anew(open_harness: OpenHarness) -> None:
 
 
 def test_what_a_client_has_for_itself_is_forgotten_with_the_rest(
-    open_harness: OpenHarness,
+    open_beside: OpenHarness,
 ) -> None:
     """A function whose fingerprint is in doubt goes by a key that its client does not know."""
-    harness, source = open_harness(), Source(lambda x: x + 1)
+    harness, source = open_beside(), Source(lambda x: x + 1)
     source.fingerprint = b"f" * 16
     source.manifest = FunctionManifest(source.fingerprint)
     source.key = function_key(source.fingerprint, source.options)
@@ -156,22 +90,23 @@ def _by_5(y: Any) -> Any:
     return y * 5
 
 
-def test_what_is_only_on_disk_is_forgotten_too(open_harness: OpenHarness) -> None:
+def test_what_is_only_on_disk_is_forgotten_too(open_beside: OpenHarness) -> None:
     """And counted, each signature once."""
     source = Source(lambda x: x + 1)
-    first = open_harness()
+    first = open_beside()
     first.value(source, X)
     first.value(source, X[:2])
     assert first.program_cache is not None
     first.program_cache.flush()
-    second = open_harness()
+    second = open_beside()
     second.value(source, X)
     assert ask(second, "forget", source.key) == {"executables": 2}
+    assert ask(second, "forget", source.key) == {"executables": 0}
 
 
-def test_without_a_disk_some_are_answered(open_harness: OpenHarness) -> None:
+def test_without_a_disk_some_are_answered(open_beside: OpenHarness) -> None:
     """The others say what is missing."""
-    harness = open_harness(None)
+    harness = open_beside(None)
     source = Source(lambda x: x + 1)
     harness.value(source, X)
     assert len(ask(harness, "functions")["functions"]) == 1
@@ -180,29 +115,42 @@ def test_without_a_disk_some_are_answered(open_harness: OpenHarness) -> None:
         ask(harness, "recipes", "")
 
 
-@pytest.mark.parametrize(
-    ("verb", "args"),
-    [
-        ("functions", (1,)),
-        ("recipes", (b"",)),
-        ("forget", ()),
-        ("forget", ("",)),
-    ],
-)
-def test_other_arguments_are_refused(
-    open_harness: OpenHarness, verb: str, args: tuple[Any, ...]
-) -> None:
-    """They come from a client."""
-    with pytest.raises(ProtocolError, match="not those that it takes"):
-        ask(open_harness(None), verb, *args)
+REFUSED: list[tuple[str, tuple[Any, ...]]] = [
+    ("functions", (1,)),
+    ("recipes", (b"",)),
+    ("forget", ()),
+    ("forget", ("",)),
+    ("recent", ()),
+    ("recent", ("many",)),
+    ("why", (b"k",)),
+    ("why", (b"k", None, "nonsense")),
+    ("why", (3, None, ("f", b"", b"", (), (), True))),
+    ("program", (b"", b"", "all")),
+    ("stages", ()),
+    ("put", (1, b"", b"", b"")),
+    ("put", ("1", b"", b"", b"", ())),
+    ("fetch", (7, b"")),
+    ("part", (1, 0, 0, 1)),
+    ("name", ("n", b"", b"", 7)),
+    ("named", ()),
+    ("unname", (b"n",)),
+    ("values", (1,)),
+]
+
+
+@pytest.mark.parametrize(("verb", "args"), REFUSED)
+def test_arguments_of_other_types_are_refused(verb: str, args: tuple[Any, ...]) -> None:
+    """Of every service: they come from a client."""
+    with pytest.raises(ProtocolError, match=f"arguments of '{verb}' are not those that it takes"):
+        check_arguments(verb, args)
 
 
 @pytest.mark.parametrize(("verb", "args"), [("recent", (5,)), ("why", (b"k",))])
 def test_inquiries_are_answered_and_count_nothing(
-    open_harness: OpenHarness, verb: str, args: tuple[Any, ...]
+    open_beside: OpenHarness, verb: str, args: tuple[Any, ...]
 ) -> None:
     """While the server drains as well; one that cannot be read has an error for an answer."""
-    harness = open_harness(None)
+    harness = open_beside(None)
     harness.admission.drain()
     harness.counters._last_activity -= 100.0
     if verb == "recent":
@@ -233,9 +181,9 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     return gate
 
 
-def test_an_operation_runs_like_a_call(open_harness: OpenHarness, gate: Gate) -> None:
+def test_an_operation_runs_like_a_call(open_beside: OpenHarness, gate: Gate) -> None:
     """It is shown and ends idleness; a drain waits for it, and refuses others."""
-    harness = open_harness(None)
+    harness = open_beside(None)
     answers: list[Any] = []
     asked = start(lambda: answers.append(ask(harness, "functions")))
     assert gate.entered.wait(PATIENCE_S)
@@ -290,46 +238,34 @@ def test_an_error_comes_as_that_of_a_call(in_process_server: InProcessServer) ->
         raise decode_failure(failure)
 
 
+@pytest.mark.parametrize(
+    ("verb", "args", "answer"),
+    [("functions", (), {"functions": []}), ("recent", (2,), {"decisions": []})],
+)
 def test_an_operation_that_takes_long_holds_up_nobody(
-    in_process_server: InProcessServer, gate: Gate
+    in_process_server: InProcessServer,
+    gate: Gate,
+    monkeypatch: pytest.MonkeyPatch,
+    verb: str,
+    args: tuple[Any, ...],
+    answer: dict[str, Any],
 ) -> None:
     """Calls and questions on the same connection are answered meanwhile."""
+    build_log = in_process_server.parts.pipeline.build_log
+    monkeypatch.setattr(build_log, "recent", lambda *_: gate.inventory()["functions"])
     client = in_process_server.client()
     answers: list[Any] = []
-    asked = start(lambda: answers.append(client.caller.session.ask("functions")))
+    asked = start(lambda: answers.append(client.caller.session.ask(verb, *args)))
     assert gate.entered.wait(PATIENCE_S)
     double = client.persistent_call(lambda x: x * 2)
     assert [float(double(1.0)), float(double(2.0))] == [2.0, 4.0]
     assert client.statistics().calls == 2
-    assert in_process_server.parts.status.now()["idle_s"] == 0.0
-    assert in_process_server.parts._worker_context.budget.calls == 1
+    if verb == "functions":  # others are no operations
+        assert in_process_server.parts.status.now()["idle_s"] == 0.0
+        assert in_process_server.parts._worker_context.budget.calls == 1
     gate.opened.set()
     join([asked])
-    assert answers == [{"functions": []}]
-
-
-def test_a_question_about_builds_that_takes_long_holds_up_nobody(
-    in_process_server: InProcessServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Such as the first one, which reads all records."""
-    entered, opened = threading.Event(), threading.Event()
-
-    def recent(count: int, principal: str) -> list[Any]:
-        entered.set()
-        assert opened.wait(PATIENCE_S)
-        return []
-
-    monkeypatch.setattr(in_process_server.parts.pipeline.build_log, "recent", recent)
-    client = in_process_server.client()
-    answers: list[Any] = []
-    asked = start(lambda: answers.append(client.caller.session.ask("recent", 2)))
-    assert entered.wait(PATIENCE_S)
-    try:
-        assert float(client.persistent_call(lambda x: x * 2)(1.0)) == 2.0
-    finally:
-        opened.set()
-        join([asked])
-    assert answers == [{"decisions": []}]
+    assert answers == [answer]
 
 
 def test_what_is_kept_is_counted_in_the_status(in_process_server: InProcessServer) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,24 +12,9 @@ from jaxd_protocol.jit.options import Options
 from jaxd_server.rpc.services.inventory import arguments_text, inventory
 from jaxd_server.rpc.sessions import Session
 from tests.server.in_process import PipelineHarness, Source, encode
-
-OpenHarness = Callable[..., PipelineHarness]
+from tests.server.rpc.services.conftest import OpenHarness
 
 X: Any = np.arange(6, dtype=np.float32)
-
-
-@pytest.fixture
-def open_harness(runtime: Path) -> Iterator[OpenHarness]:
-    """Opens pipelines, one after the other, that share a folder on disk."""
-    kitchens: list[PipelineHarness] = []
-
-    def open_(folder: str | None = str(runtime / "cache")) -> PipelineHarness:
-        kitchens.append(PipelineHarness(folder=folder))
-        return kitchens[-1]
-
-    yield open_
-    for harness in kitchens:
-        harness.close()
 
 
 def report(harness: PipelineHarness) -> dict[str, Any]:
@@ -54,9 +37,9 @@ ROW = {
 }
 
 
-def test_an_executable_in_memory_has_a_row(open_harness: OpenHarness) -> None:
+def test_an_executable_in_memory_has_a_row(open_beside: OpenHarness) -> None:
     """That it is on disk as well makes no other one."""
-    harness = open_harness()
+    harness = open_beside()
     source = Source(lambda x, y: x + y)
     harness.value(source, X, 1.0)
     harness.value(source, X, 1.0)
@@ -70,13 +53,13 @@ def test_an_executable_in_memory_has_a_row(open_harness: OpenHarness) -> None:
     assert row["disk_bytes"] >= 2 * 4096
 
 
-def test_an_executable_on_disk_has_a_row(open_harness: OpenHarness) -> None:
+def test_an_executable_on_disk_has_a_row(open_beside: OpenHarness) -> None:
     """After a restart; once it is called, the row is that of memory."""
     source = Source(lambda x: x + 1)
-    first = open_harness()
+    first = open_beside()
     first.value(source, X)
     before = only_row(first)
-    second = open_harness()
+    second = open_beside()
     on_disk = only_row(second)
     assert set(on_disk) == ROW
     same = ("name", "key", "arguments", "build_s", "disk_bytes")
@@ -90,20 +73,20 @@ def test_an_executable_on_disk_has_a_row(open_harness: OpenHarness) -> None:
     assert loaded["load_s"] > 0
 
 
-def test_looking_at_what_is_on_disk_is_no_use_of_it(open_harness: OpenHarness) -> None:
+def test_looking_at_what_is_on_disk_is_no_use_of_it(open_beside: OpenHarness) -> None:
     """Else nothing would ever be swept."""
-    first = open_harness()
+    first = open_beside()
     first.value(Source(lambda x: x + 1), X)
     report(first)
-    again = open_harness()
+    again = open_beside()
     report(again)
     assert again.program_cache is not None
     assert again.program_cache.store._touched == {}
 
 
-def test_functions_with_the_same_program_are_said_to_share_it(open_harness: OpenHarness) -> None:
+def test_functions_with_the_same_program_are_said_to_share_it(open_beside: OpenHarness) -> None:
     """Its bytes count once in the totals."""
-    harness = open_harness()
+    harness = open_beside()
     harness.value(Source(lambda x: x * 5), X)
     harness.value(Source(lambda y: y * 5), X)
     found = report(harness)
@@ -113,9 +96,9 @@ def test_functions_with_the_same_program_are_said_to_share_it(open_harness: Open
     assert found["totals"]["host_bytes"] == program.host_bytes
 
 
-def test_totals_are_those_of_the_worker(open_harness: OpenHarness) -> None:
+def test_totals_are_those_of_the_worker(open_beside: OpenHarness) -> None:
     """What was paid and what was saved by the hits of other processes."""
-    harness = open_harness()
+    harness = open_beside()
     source = Source(lambda x: x + 1)
     for number in range(3):
         harness.answer(source.call([X], session=Session(str(number), "uid:1")))
@@ -133,27 +116,22 @@ def test_totals_are_those_of_the_worker(open_harness: OpenHarness) -> None:
     assert totals["disk_bytes"] > row["disk_bytes"]  # code, function and environment too
 
 
-def test_without_a_disk_there_is_memory(open_harness: OpenHarness) -> None:
-    """Parameters are named all the same."""
-    harness = open_harness(None)
-    harness.value(Source(lambda x: x + 1), X)
-    row = only_row(harness)
-    assert (row["arguments"], row["disk_bytes"]) == ("x: float32[6]", 0)
-
-
-def test_what_cannot_be_kept_is_not_said_to_be_on_disk(open_harness: OpenHarness) -> None:
-    """A note that there is an obstacle is no program."""
+def test_what_cannot_be_kept_is_not_said_to_be_on_disk(open_beside: OpenHarness) -> None:
+    """A note that there is an obstacle is no program, although it is a file; nor without a disk."""
 
     def printing(x: Any) -> Any:
-        import jax
-
         jax.debug.callback(lambda: None)
         return x
 
-    harness = open_harness()
-    harness.value(Source(printing), X)
-    assert only_row(harness)["state"] == "memory"
-    assert report(open_harness())["functions"] == []
+    for folder in ("cache", None):
+        harness = open_beside(folder)
+        harness.value(Source(printing), X)
+        found = report(harness)
+        (row,) = found["functions"]
+        assert (row["state"], row["disk_bytes"], found["totals"]["on_disk"]) == ("memory", 0, 0)
+        assert row["arguments"] == "x: float32[6]"
+        assert harness.executables.all()[0].kept_as == b""
+    assert report(open_beside())["functions"] == []
 
 
 def test_arguments_in_words() -> None:
@@ -166,18 +144,3 @@ def test_arguments_in_words() -> None:
     )
     assert arguments_text(encode([X])[0], ()) == "0: float32[6]"
     assert arguments_text(b"\xff", ()) == "?"
-
-
-def test_a_note_of_an_obstacle_is_no_program_on_disk(open_harness: OpenHarness) -> None:
-    """Although it is a file."""
-
-    def talk(x: Any) -> Any:
-        jax.debug.print("", ordered=False)
-        return x
-
-    harness = open_harness()
-    harness.value(Source(talk), X)
-    found = report(harness)
-    assert (found["totals"]["on_disk"], found["functions"][0]["disk_bytes"]) == (0, 0)
-    (executable,) = harness.executables.all()
-    assert executable.kept_as == b""

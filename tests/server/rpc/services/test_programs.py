@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxd_protocol.errors import NotPermitted, ProtocolError
+from jaxd_protocol.errors import NotPermitted
 from jaxd_protocol.jax_objects.lowered_bytes import pack_lowered
 from jaxd_protocol.jax_objects.program_bytes import load_compiled
 from jaxd_protocol.jit.options import Options
@@ -148,12 +148,6 @@ def test_what_is_not_known_may_be_asked_for_again(harness: PipelineHarness) -> N
     service = ProgramService(harness.pipeline, ServerOptions(), Client("", user), source)
     (_, report, _), _ = service.answer("program", message, ())
     assert json.loads(report)["again"]
-
-
-def test_a_question_of_another_form_is_an_error() -> None:
-    """As of any verb."""
-    with pytest.raises(ProtocolError):
-        check_arguments("program", (b"", b"", "all"))
 
 
 # what the client has lowered ---------------------------------------------------------------------

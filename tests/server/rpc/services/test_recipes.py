@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,30 +14,14 @@ from jaxd_protocol.messages.function_manifest import FunctionManifest, parameter
 from jaxd_protocol.messages.recipes import Recipe, dump_recipes, load_recipes
 from jaxd_server.rpc.services.recipes import Recorder
 from tests.server.in_process import PipelineHarness, Source
-
-OpenHarness = Callable[..., PipelineHarness]
+from tests.server.rpc.services.conftest import OpenHarness
 
 X: Any = np.arange(6, dtype=np.float32)
 
 
-@pytest.fixture
-def open_harness(runtime: Path) -> Iterator[OpenHarness]:
-    """Opens pipelines with folders on disk of their own."""
-    kitchens: list[PipelineHarness] = []
-
-    def open_(folder: str | None = "a") -> PipelineHarness:
-        kitchens.append(PipelineHarness(folder=folder and str(runtime / folder)))
-        return kitchens[-1]
-
-    yield open_
-    for harness in kitchens:
-        harness.close()
-
-
 def recorder(harness: PipelineHarness) -> Recorder:
     """That of a worker."""
-    pipeline = harness.pipeline
-    return Recorder(pipeline)
+    return Recorder(harness.pipeline)
 
 
 class Stranger:
@@ -59,10 +41,12 @@ class Stranger:
         return source
 
 
-def test_what_was_called_since_the_mark_is_recorded(open_harness: OpenHarness) -> None:
+def test_what_was_called_since_the_mark_is_recorded(open_beside: OpenHarness) -> None:
     """Made before or since, each function once with all of its calls; nothing else."""
-    harness = open_harness()
-    old, used, new = (Source(lambda x, n=n: x + n) for n in range(3))
+    harness = open_beside()
+    old, used = (Source(lambda x, n=n: x + n) for n in range(2))
+    grad = encode_transformation("grad", {"argnums": 0})  # of which a recipe says the plain name
+    new = Source(lambda x: (x**3).sum(), Options(transformations=(grad,)))
     harness.value(old, X)
     harness.value(used, X)
     records = recorder(harness)
@@ -78,19 +62,21 @@ def test_what_was_called_since_the_mark_is_recorded(open_harness: OpenHarness) -
     assert recipe.manifest == used.manifest.to_message()
     assert recipe.parameters == parameter_names(used.function)
     assert recipe.code == bytes(used.code_)
+    recipe = next(recipe for recipe in recipes if recipe.key == new.key)
+    assert (recipe.name, recipe.options) == (new.name, new.options.to_bytes())
     assert records.since(records.mark()) == ([], [])
 
 
 @pytest.mark.slow
-def test_a_recipe_builds_the_same_elsewhere(open_harness: OpenHarness) -> None:
+def test_a_recipe_builds_the_same_elsewhere(open_beside: OpenHarness) -> None:
     """Over the wire, by somebody who does not have the function; its call is then a hit."""
-    harness = open_harness()
+    harness = open_beside()
     source = Source(lambda x, tree: x + len(tree))
     records = recorder(harness)
     mark = records.mark()
     harness.value(source, X, {frozenset({1}): X})
     (recipe,) = load_recipes(*dump_recipes(records.since(mark)[0]))
-    elsewhere = open_harness("b")
+    elsewhere = open_beside("elsewhere")
     (call,) = recipe.calls
     warming = Stranger(recipe).source().call([])
     warming.skeleton, warming.blob, warming.buffers = call.skeleton, b"", call.buffers()
@@ -101,24 +87,11 @@ def test_a_recipe_builds_the_same_elsewhere(open_harness: OpenHarness) -> None:
     assert elsewhere.counts() == (1, 1)
 
 
-def test_a_recipe_of_a_transformed_function_says_both(open_harness: OpenHarness) -> None:
-    """The name of the function, which its fingerprint is checked under, and the list."""
-    harness = open_harness()
-    grad = encode_transformation("grad", {"argnums": 0})
-    source = Source(lambda x: x**3, Options(transformations=(grad,)))
-    records = recorder(harness)
-    mark = records.mark()
-    harness.value(source, 2.0)
-    (recipe,) = records.since(mark)[0]
-    assert (recipe.name, recipe.options) == (source.name, source.options.to_bytes())
-    assert recipe.key == source.key
-
-
 def test_what_was_made_since_is_recorded_although_it_was_dropped(
-    open_harness: OpenHarness,
+    open_beside: OpenHarness,
 ) -> None:
     """Memory is small, the disk is not."""
-    harness = open_harness()
+    harness = open_beside()
     source = Source(lambda x: x + 1)
     records = recorder(harness)
     mark = records.mark()
@@ -128,9 +101,9 @@ def test_what_was_made_since_is_recorded_although_it_was_dropped(
     assert (recipe.key, len(recipe.calls)) == (source.key, 1)
 
 
-def test_functions_whose_key_is_of_one_process_are_left_out(open_harness: OpenHarness) -> None:
+def test_functions_whose_key_is_of_one_process_are_left_out(open_beside: OpenHarness) -> None:
     """And named, with the reason."""
-    harness = open_harness()
+    harness = open_beside()
     source = Source(lambda x: x + 1)
     manifest = source.manifest
     source.manifest = FunctionManifest(manifest.fingerprint, shared=False)
@@ -143,9 +116,9 @@ def test_functions_whose_key_is_of_one_process_are_left_out(open_harness: OpenHa
     assert "one process only" in left_out.reason
 
 
-def test_functions_whose_code_is_not_there_are_left_out(open_harness: OpenHarness) -> None:
+def test_functions_whose_code_is_not_there_are_left_out(open_beside: OpenHarness) -> None:
     """Such as after the disk was full."""
-    harness = open_harness()
+    harness = open_beside()
     source = Source(lambda x: x + 1)
     records = recorder(harness)
     mark = records.mark()
@@ -158,24 +131,20 @@ def test_functions_whose_code_is_not_there_are_left_out(open_harness: OpenHarnes
     assert "code is not on disk" in left_out.reason
 
 
-def test_where_nothing_is_kept_nothing_is_recorded(open_harness: OpenHarness) -> None:
+def test_where_nothing_is_kept_nothing_is_recorded(open_beside: OpenHarness) -> None:
     """Said at the beginning, and not after a long run."""
-    records = recorder(open_harness(None))
+    records = recorder(open_beside(None))
     with pytest.raises(ConfigurationError, match="keeps nothing on disk"):
         records.mark()
     with pytest.raises(ConfigurationError, match="keeps nothing on disk"):
         records.since("x")
 
 
-def test_a_mark_of_another_worker_is_refused(open_harness: OpenHarness) -> None:
-    """What that one was called with is not known."""
-    harness = open_harness()
+def test_a_mark_of_another_worker_is_refused(open_beside: OpenHarness) -> None:
+    """What that one was called with is not known; nor is what is no mark one."""
+    harness = open_beside()
     with pytest.raises(WorkerLost, match="Record again"):
         recorder(harness).since(recorder(harness).mark())
-
-
-@pytest.mark.parametrize("mark", ["x", "a b c", "a 1.0", "a 1.0 2.0 3.0"])
-def test_a_mark_that_is_none_is_refused(open_harness: OpenHarness, mark: str) -> None:
-    """It comes from a client."""
-    with pytest.raises(ProtocolError, match="cannot be read"):
-        recorder(open_harness()).since(mark)
+    for mark in ("x", "a b c", "a 1.0", "a 1.0 2.0 3.0"):
+        with pytest.raises(ProtocolError, match="cannot be read"):
+            recorder(harness).since(mark)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -29,13 +28,6 @@ def affine(x: Any, w: Any, mode: str = "plus") -> Any:
     return jnp.tanh(x) * w + 1 if mode == "plus" else x
 
 
-@pytest.fixture
-def harness() -> Iterator[PipelineHarness]:
-    harness = PipelineHarness()
-    yield harness
-    harness.close()
-
-
 def show(
     harness: PipelineHarness, source: Source, stage: str, *args: Any, **more: Any
 ) -> dict[str, Any]:
@@ -46,8 +38,7 @@ def show(
     skeleton, buffers = encode_specs(
         args, {}, infer_static_args(source.function, source.options), {}
     )
-    message = (source.key, skeleton, stage, "stablehlo", False)
-    message = more.get("message", message)
+    message = (source.key, skeleton, stage, more.get("dialect", "stablehlo"), False)
     check_arguments("stages", message)
     reply, _ = stages.answer(source, message, buffers)
     found: dict[str, Any] = json.loads(reply)
@@ -60,6 +51,8 @@ def test_a_jaxpr_prints_as_that_of_jax(harness: PipelineHarness) -> None:
     expected = str(jax.make_jaxpr(affine)(X, 2.0))
     assert show(harness, source, "jaxpr", X, 2.0) == {"text": expected}
     assert harness.counts() == (1, 0)
+    with pytest.raises(ProtocolError, match="stages"):
+        show(harness, source, "jitted", X, 2.0)
 
 
 def test_a_lowered_program_is_that_of_jax(harness: PipelineHarness) -> None:
@@ -103,20 +96,3 @@ def test_what_jax_cannot_trace_is_static_here_too(harness: PipelineHarness) -> N
     assert "tanh" not in text
     with pytest.raises(ArgumentError, match="static_argnames"):
         show(harness, Source(affine, Options(static="jax")), "jaxpr", X, 2.0, "minus")
-
-
-def test_what_the_function_raises_is_the_callers(harness: PipelineHarness) -> None:
-    """As for a call."""
-
-    def broken(x: Any) -> Any:
-        raise KeyError("mine")
-
-    with pytest.raises(KeyError, match="mine"):
-        show(harness, Source(broken), "lowered", X)
-
-
-@pytest.mark.parametrize("message", [(), (b"k", b"s", "jitted", "hlo", False)])
-def test_a_question_that_cannot_be_read(harness: PipelineHarness, message: Any) -> None:
-    """It is refused, and nothing is asked."""
-    with pytest.raises(ProtocolError, match="stages"):
-        show(harness, Source(affine), "jaxpr", X, 2.0, message=message)

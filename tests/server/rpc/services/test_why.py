@@ -16,11 +16,10 @@ from jaxd_protocol.messages.function_manifest import FunctionDescriptor
 from jaxd_server.compilation.history.build_log import describe
 from jaxd_server.jax_compat import programs
 from jaxd_server.jax_compat.lowered import Obstacle
-from jaxd_server.rpc.services import check_arguments
 from jaxd_server.rpc.services import why as module
 from jaxd_server.rpc.services.admin import AdminService
 from jaxd_server.rpc.services.why import why
-from tests.server.in_process import InProcessServer, PipelineHarness, Source, encode
+from tests.server.in_process import PipelineHarness, Source, encode
 
 X = np.zeros((128, 8), np.float32)
 
@@ -66,18 +65,6 @@ def test_a_call_that_was_made_is_a_hit(harness: PipelineHarness) -> None:
     assert program["seconds"] > 0
 
 
-def test_a_dict_in_another_order_is_a_hit(harness: PipelineHarness) -> None:
-    """Its bytes were never seen, and its program is there."""
-
-    def total(x: Any) -> Any:
-        return x["a"] + x["b"]
-
-    source = Source(total)
-    harness.value(source, {"a": 1.0, "b": 2.0})
-    assert ask(harness, source, {"b": 2.0, "a": 1.0})["verdict"] == "hit"
-    assert ask(harness, source, {"b": 2.0, "a": 1})["verdict"] == "compile"
-
-
 def test_other_arguments_compile_and_say_why(harness: PipelineHarness) -> None:
     """The nearest is the same key."""
     source = Source(double)
@@ -103,14 +90,6 @@ def test_without_arguments_it_tells_all_programs(harness: PipelineHarness) -> No
         {"x": "float32[128,8]"},
         {"x": "float32[3,8]"},
     ]
-
-
-def test_another_key_of_the_same_code_says_what_differs(harness: PipelineHarness) -> None:
-    """Options and settings, by name."""
-    harness.value(Source(double), X)
-    other = Source(double, Options(config=(("jax_enable_x64", True),)))
-    answer = ask(harness, other, X)
-    assert "jax_enable_x64: False → True" in [each["text"] for each in answer["differences"]]
 
 
 def test_a_dropped_program_is_no_hit() -> None:
@@ -152,35 +131,11 @@ def test_pickled_arguments_are_judged_with_a_caveat(harness: PipelineHarness) ->
     assert "travels as a pickle" in answer["advice"][-1]
 
 
-def test_recent_lists_the_last_builds(harness: PipelineHarness) -> None:
-    """As many as are asked for."""
-    source = Source(double)
-    for x in (X, X[:3]):
-        harness.value(source, x)
-    (decision,) = harness.pipeline.build_log.recent(1)
-    assert decision.to_dict()["reason"] == "argument x: float32[128,8] → float32[3,8]"
-
-
-@pytest.mark.parametrize(
-    ("verb", "args"),
-    [
-        ("recent", ()),
-        ("recent", ("many",)),
-        ("why", (b"k",)),
-        ("why", (b"k", b"?", ("f", b"", Options().to_bytes(), (), (), True))),
-        ("why", (b"k", None, "nonsense")),
-        ("why", (3, None, ("f", b"", Options().to_bytes(), (), (), True))),
-    ],
-)
-def test_what_is_no_question_is_refused(harness: PipelineHarness, verb: str, args: Any) -> None:
-    """With the error that the peer's mistakes have."""
-
-    def ask_() -> None:
-        check_arguments(verb, args)
-        AdminService(harness.pipeline).answer(verb, args)
-
+def test_arguments_that_cannot_be_read_are_refused(harness: PipelineHarness) -> None:
+    """With the error that the peer's mistakes have; see also test_admin.py."""
+    described = ("f", b"", Options().to_bytes(), (), (), True)
     with pytest.raises(ProtocolError):
-        ask_()
+        AdminService(harness.pipeline).answer("why", (b"k", b"?", described))
 
 
 def test_what_is_on_disk_is_a_load(open_harness: Callable[..., PipelineHarness]) -> None:
@@ -270,13 +225,3 @@ def test_a_program_that_jax_cannot_write_says_so(
 def test_every_obstacle_is_told_in_words() -> None:
     """And not by its name."""
     assert {*get_args(Obstacle), "tokens", "unwritten"} == set(module._OBSTACLES)
-
-
-def test_both_are_answered_over_a_connection(in_process_server: InProcessServer) -> None:
-    """While no call is open."""
-    peer = in_process_server.peer()
-    message = ("f", b"", Options().to_bytes(), (), (), True)
-    answer, _ = peer.request("why", (b"k" * 16, None, message))
-    assert json.loads(str(answer))["verdict"] == "compile"
-    answer, _ = peer.request("recent", (5,))
-    assert json.loads(str(answer)) == {"decisions": []}
