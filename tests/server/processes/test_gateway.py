@@ -1,4 +1,4 @@
-"""A gateway without a process of its own. What it does for a host is in test_crew.py."""
+"""A gateway without a process of its own. What it does for a host is in test_manager.py."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import pytest
 
 from jaxd_protocol.errors import AuthenticationFailed, Busy, NoServer, ServerStartFailed
 from jaxd_protocol.network.accounts import Account, add_account, remove_account
 from jaxd_protocol.network.addresses import Address
+from jaxd_protocol.wire.tls_socket import TlsSocket
 from jaxd_server.auth.authenticator import AuthenticatedPeer
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.processes import gateway as module
-from jaxd_server.processes.gateway import Gateway, GatewayListener
+from jaxd_server.processes.gateway import Gateway, GatewayListener, relay_tls
 from jaxd_server.runtime.json_lines import HostChannel
+from tests.certificates import tls_pair
 from tests.server.staging import until
 
 
@@ -96,6 +98,7 @@ def test_the_host_hears_whose_token_it_is_and_not_the_token(folder: str) -> None
     assert asked["token"] == said["valid"]["account:alice"]
     assert admitted.account is not None
     assert admitted.account.token not in str(host.told)
+    assert len(asked["token"]) == 64
 
 
 def test_who_is_revoked_while_a_worker_is_looked_for_does_not_come_in(folder: str) -> None:
@@ -153,19 +156,14 @@ def test_the_host_hears_last_what_the_tokens_were_last(
 def test_an_account_that_came_and_went_between_two_looks_is_not_missed(folder: str) -> None:
     """What the host was asked for counts as told."""
     gateway, host = opened(folder, {"path": "/w.sock"})
+    gateway._report_accounts()
+    assert len(host.told) == 1  # nothing has changed since
     add_account("bob", folder)
     bob = next(one for one in gateway._accounts.now() if one.principal == "account:bob")
     gateway.worker_path_for(AuthenticatedPeer(cast("Any", None), bob.principal, account=bob))
     remove_account("bob", folder)
     gateway._report_accounts()
     assert host.told[-1]["valid"].keys() == {"account:alice"}
-
-
-def test_accounts_are_told_of_when_they_change(folder: str) -> None:
-    """And not at every look."""
-    gateway, host = opened(folder, None)
-    gateway._report_accounts()
-    assert len(host.told) == 1
 
 
 def test_one_principal_has_its_share_of_the_gateway(folder: str) -> None:
@@ -231,8 +229,63 @@ def test_a_gateway_imports_no_jax() -> None:
     assert found.stdout == "False False\n"
 
 
-def test_the_digest_of_a_token_is_not_the_token() -> None:
-    """It is told on a line that nobody else reads, and still."""
-    digest = module._digest(Account.named("alice", "a-token"))
-    assert len(digest) == 64
-    assert "a-token" not in digest
+MANY = bytes(range(256)) * 20_000
+
+
+class Relayed(NamedTuple):
+    """A client and a worker, with the relay between them.
+
+    Attributes:
+        client: speaks TLS.
+        worker: does not.
+        thread: in which the relay works.
+    """
+
+    client: TlsSocket
+    worker: socket.socket
+    thread: threading.Thread
+
+
+@pytest.fixture
+def relayed() -> Iterator[Relayed]:
+    """One of each."""
+    client, gateway = tls_pair(*socket.socketpair())
+    worker, inner = socket.socketpair()
+    thread = threading.Thread(target=relay_tls, args=(gateway, inner))
+    thread.start()
+    client.settimeout(30)
+    yield Relayed(client, worker, thread)
+    client.close()
+    worker.close()
+    thread.join(30)
+    assert not thread.is_alive()
+    gateway.close()
+    inner.close()
+
+
+def test_much_goes_both_ways_at_once(relayed: Relayed) -> None:
+    """More than any buffer on the way holds; neither direction waits for the other."""
+    got = list[bytes]()
+
+    def work() -> None:
+        sending = threading.Thread(target=relayed.worker.sendall, args=(MANY,))
+        sending.start()
+        got.append(relayed.worker.recv(len(MANY), socket.MSG_WAITALL))
+        sending.join(30)
+
+    working = threading.Thread(target=work)
+    working.start()
+    sending = threading.Thread(target=relayed.client.sendall, args=(MANY,))
+    sending.start()
+    assert relayed.client.recv(len(MANY), socket.MSG_WAITALL) == MANY
+    sending.join(30)
+    working.join(30)
+    assert got == [MANY]
+
+
+@pytest.mark.parametrize("at", [0, 1], ids=["client", "worker"])
+def test_the_end_of_either_is_the_end_of_the_other(relayed: Relayed, at: int) -> None:
+    """That of the client, and that of its worker."""
+    ends = (relayed.client, relayed.worker)
+    ends[at].close()
+    assert ends[1 - at].recv(1) == b""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -8,12 +9,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from jaxd.cli.__main__ import main
 from jaxd_protocol.network.addresses import Address
-from jaxd_server.processes.supervision.quarantine import QuarantineEntry, QuarantineFile
 from tests.live_server import source_environment
 from tests.server.host_process import HostProcess, ask, greeting, read_line
 from tests.server.staging import until
@@ -24,14 +25,41 @@ UNSHARE = ("unshare", "--pid", "--fork", "--kill-child")
 
 
 def test_the_log_and_the_status_name_the_real_port(start_host: StartHost) -> None:
-    """Port 0 is of use only when everybody can find out what it became."""
+    """Port 0 is of use only when everybody can find out; all of a status is in one reply."""
     host = start_host("--listen", "tcp://127.0.0.1:0", "--allow-unauthenticated-loopback")
     listening = host.wait_until_ready()
     address = Address.parse(listening["address"])
     with socket.create_connection((address.host, address.port)) as caller:
         assert read_line(caller)["epoch"] == 1
-    assert ask(listening["control"], ask="status")["host"]["listen"] == [str(address)]
     assert listening["control"].endswith(f"/tcp-{address.port}.control")
+    status = ask(listening["control"], ask="status")
+    found = status["host"]
+    assert (found["listen"], found["pid"]) == ([str(address)], host.process.pid)
+    assert (found["restarts"], found["log"], found["epoch"]) == (0, None, 1)
+    assert (status["worker_state"], status["worker"]["epoch"]) == ("ready", 1)
+    assert status["worker_silent_s"] < 1
+
+
+def test_whoever_asks_on_the_control_socket_is_answered(start_host: StartHost) -> None:
+    """As often as they like on one connection; garbage ends its own, and nobody else's."""
+    control = start_host().wait_until_ready()["control"]
+    with socket.socket(socket.AF_UNIX) as one, one.makefile("r") as lines:
+        one.connect(control)
+
+        def exchange(**request: Any) -> Any:
+            one.sendall(json.dumps(request).encode() + b"\n")
+            return json.loads(lines.readline())
+
+        for garbage in (b"GET / HTTP/1.1\r\n", b"[]\n", b"x" * 100_000):
+            assert exchange(ask="status")["worker_state"] == "ready"
+            with socket.socket(socket.AF_UNIX) as bad:
+                bad.connect(control)
+                bad.sendall(garbage)
+                assert "error" in read_line(bad)
+        known = {"error": "'dance' is not known; ask for status or stop"}
+        assert exchange(ask="dance") == known
+        assert exchange(ask="quarantined") == {"quarantined": []}
+        assert exchange(ask="release", what="deadly") == {"released": []}
 
 
 def test_several_addresses_have_one_control_socket(start_host: StartHost, runtime: Path) -> None:
@@ -80,31 +108,6 @@ def test_a_host_that_is_found_elsewhere_stays(
     until(lambda: ask(control, ask="status")["host"]["lost"] == [])
 
 
-def test_the_status_describes_host_and_worker(start_host: StartHost) -> None:
-    """Everything that `jaxd status` prints comes in one reply."""
-    host = start_host()
-    status = ask(host.wait_until_ready()["control"], ask="status")
-    assert status["worker_state"] == "ready"
-    assert status["worker"]["epoch"] == status["host"]["epoch"] == 1
-    assert status["host"]["pid"] == host.process.pid
-    assert status["host"]["restarts"] == 0
-    assert status["host"]["log"] is None
-    assert status["worker_silent_s"] < 1
-
-
-@pytest.mark.slow
-def test_the_status_is_answered_while_the_worker_hangs(start_host: StartHost) -> None:
-    """With the last that the worker said, and the word for it."""
-    host = start_host()
-    control = host.wait_until_ready()["control"]
-    before = ask(control, ask="status")
-    os.kill(before["host"]["worker_pid"], signal.SIGSTOP)
-    status = ask(control, ask="status")
-    assert status["worker_state"] == "busy"
-    assert status["worker"] == before["worker"]
-    assert status["worker_silent_s"] >= 0.5
-
-
 def test_its_log_is_named_when_it_has_one(start_host: StartHost, runtime: Path) -> None:
     """A server in the background says where its words go."""
     log = runtime / "server.log"
@@ -114,35 +117,6 @@ def test_its_log_is_named_when_it_has_one(start_host: StartHost, runtime: Path) 
     greeting(wait_for_socket(path, log))
     assert ask(f"{path}.control", ask="status")["host"]["log"] == str(log)
     assert host.process.returncode is None
-
-
-@pytest.mark.slow
-def test_what_is_in_quarantine_stays_there_over_a_restart(
-    start_host: StartHost, runtime: Path
-) -> None:
-    """Until it is released, which lasts as well."""
-    address = f"unix://{runtime}/server.sock"
-    folder = f"{runtime}/cache/jaxd"
-    file = QuarantineFile(folder, address)
-    file.of()
-    file.keep("", "", [QuarantineEntry("deadly", (b"f" * 16, b"k" * 16), 2, "SIGSEGV", 1e9)])
-    file.close()
-
-    def opened() -> tuple[HostProcess, str]:
-        host = start_host("--listen", address)
-        return host, host.wait_for("listening")["control"]
-
-    for release in (False, True):
-        host, control = opened()
-        (row,) = ask(control, ask="quarantined")["quarantined"]
-        assert (row["name"], row["how"]) == ("deadly", "SIGSEGV")
-        assert ask(control, ask="status")["host"]["quarantined"] == 1
-        if release:
-            assert ask(control, ask="release", what="deadly")["released"][0]["name"] == "deadly"
-            until(lambda: QuarantineFile(folder, address).of() == [])
-        host.process.kill()
-        host.process.wait()
-    assert ask(opened()[1], ask="quarantined")["quarantined"] == []
 
 
 def wait_for_socket(path: Path, log: Path) -> str:
@@ -181,10 +155,14 @@ def busy_until(release: Path) -> dict[str, str]:
     return {"FAKE_WORKER": "busy", "FAKE_WORKER_RELEASE": str(release)}
 
 
-def test_a_second_server_on_the_same_socket_is_refused(start_host: StartHost) -> None:
+def test_a_second_server_on_the_same_socket_is_refused(
+    start_host: StartHost, runtime: Path
+) -> None:
     """Exit code 1, one line that says what to do, no traceback, and the first one lives on."""
     first = start_host()
     control = first.wait_until_ready()["control"]
+    for private in (Path(control).parent, runtime / "jaxd"):  # what guards the default socket
+        assert stat.S_IMODE(private.stat().st_mode) == 0o700
     code, said = start_host().wait()
     assert code == 1
     assert said.startswith("jaxd: a server already answers at ")
@@ -208,13 +186,6 @@ def test_a_directory_that_is_not_private_is_refused(start_host: StartHost, runti
     code, said = start_host("--listen", f"unix://{public}/server.sock").wait()
     assert code == 1
     assert f"chmod 700 {public}" in said
-
-
-def test_the_runtime_directory_is_private(start_host: StartHost, runtime: Path) -> None:
-    """What guards the default socket."""
-    control = Path(start_host().wait_until_ready()["control"])
-    assert stat.S_IMODE(control.parent.stat().st_mode) == 0o700
-    assert stat.S_IMODE((runtime / "jaxd").stat().st_mode) == 0o700
 
 
 def test_as_first_process_of_a_container_it_obeys_sigterm(start_host: StartHost) -> None:

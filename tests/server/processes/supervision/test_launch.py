@@ -20,45 +20,46 @@ FRACTION, BEFORE = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
 PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
 
 
-def test_by_default_the_environment_stays_as_it_is() -> None:
-    """jax's own variables work for a server as for any process."""
-    inherited = {"PATH": "/bin", PREALLOCATE: "false", BEFORE: "0.3", "CUDA_VISIBLE_DEVICES": "1"}
-    assert worker_environment(ServerOptions(), inherited) == inherited
+INHERITED = {"PATH": "/bin", PREALLOCATE: "false", BEFORE: "0.3", "CUDA_VISIBLE_DEVICES": "1"}
+OTHER_JAX = {"JAX_PLATFORMS": "cuda", "JAX_PLATFORM_NAME": "gpu", "HOME": "/h"}
+ENVIRONMENTS: dict[str, tuple[dict[str, Any], dict[str, str], dict[str, str]]] = {
+    "as it is by default: jax's own variables work": ({}, INHERITED, INHERITED),
+    "no memory ahead where nobody asked for the server": (
+        {"auto": True},
+        {},
+        {PREALLOCATE: "false"},
+    ),
+    "the user's word counts more": ({"auto": True}, {PREALLOCATE: "true"}, {PREALLOCATE: "true"}),
+    "an option counts most": (
+        {"auto": True, "preallocate": True},
+        {PREALLOCATE: "false"},
+        {PREALLOCATE: "true"},
+    ),
+    "also against it": ({"preallocate": False}, {PREALLOCATE: "true"}, {PREALLOCATE: "false"}),
+    "several workers would not fit": ({"worker_per_principal": True}, {}, {PREALLOCATE: "false"}),
+    "the fraction under one name, as jax refuses two": (
+        {"device_memory_fraction": 0.4},
+        {BEFORE: "0.9", FRACTION: "0.8"},
+        {FRACTION: "0.4"},
+    ),
+    "devices as nvidia-smi counts them": (
+        {"devices": "2,0"},
+        {"CUDA_VISIBLE_DEVICES": "1"},
+        {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "2,0"},
+    ),
+    "no device, whatever the environment says": (
+        {"no_device": True},
+        OTHER_JAX,
+        {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "HOME": "/h"},
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("auto", "inherited", "expected"),
-    [(True, {}, "false"), (True, {PREALLOCATE: "true"}, "true"), (False, {}, None)],
-)
-def test_a_server_that_nobody_asked_for_does_not_preallocate(
-    auto: bool, inherited: dict[str, str], expected: str | None
-) -> None:
-    """It would take most of a GPU; the user's own word counts more."""
-    assert worker_environment(ServerOptions(auto=auto), inherited).get(PREALLOCATE) == expected
-
-
-@pytest.mark.parametrize(("said", "expected"), [(True, "true"), (False, "false")])
-def test_an_option_counts_more_than_the_environment(said: bool, expected: str) -> None:
-    """Also for an auto-started server."""
-    options = ServerOptions(preallocate=said, auto=True)
-    inherited = {PREALLOCATE: "true" if expected == "false" else "false"}
-    assert worker_environment(options, inherited)[PREALLOCATE] == expected
-
-
-def test_the_fraction_is_said_under_one_name_only() -> None:
-    """jax refuses to start when it finds the older name beside the newer one."""
-    shared = ServerOptions(worker_per_principal=True)  # and several would not fit
-    assert worker_environment(shared, {})["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
-    options = ServerOptions(device_memory_fraction=0.4)
-    assert worker_environment(options, {BEFORE: "0.9", FRACTION: "0.8"}) == {FRACTION: "0.4"}
-
-
-def test_devices_are_counted_as_nvidia_smi_counts_them() -> None:
-    """CUDA's own order is by speed, and another one on another machine."""
-    assert worker_environment(ServerOptions(devices="2,0"), {"CUDA_VISIBLE_DEVICES": "1"}) == {
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "CUDA_VISIBLE_DEVICES": "2,0",
-    }
+@pytest.mark.parametrize("what", ENVIRONMENTS)
+def test_what_a_worker_is_told(what: str) -> None:
+    """In its environment."""
+    options, inherited, expected = ENVIRONMENTS[what]
+    assert worker_environment(ServerOptions(**options), inherited) == expected
 
 
 def test_jax_reads_these_variables(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,10 +118,3 @@ def test_a_start_that_fails_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch,
             launch([sys.executable], ServerOptions(), [], tenant=ALICE)
     until(lambda: threads.issuperset(threading.enumerate()))  # some may be about to end
     assert not files() - before
-
-
-def test_without_a_device_jax_takes_none() -> None:
-    """Whatever the environment says: the devices are those of the processes that call."""
-    inherited = {"JAX_PLATFORMS": "cuda", "JAX_PLATFORM_NAME": "gpu", "HOME": "/h"}
-    found = worker_environment(ServerOptions(no_device=True), inherited)
-    assert found == {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "HOME": "/h"}

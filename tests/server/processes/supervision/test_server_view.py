@@ -117,8 +117,7 @@ def test_a_hostile_worker_shows_nothing_that_is_not_a_row(said: Any) -> None:
 
 def test_a_hostile_worker_writes_nothing_that_a_terminal_obeys() -> None:
     """In names and texts."""
-    said = says(1, calls={"c\x1b[1m": {"function": "\x1b]0;hi\a"}})
-    view = shown(views_of(FakeWorker(said)))
+    view = shown(views_of(FakeWorker(says(1, calls={"c\x1b[1m": {"function": "\x1b]0;hi\a"}}))))
     assert [(name, row.function) for name, row in view.calls.items()] == [("c?[1m", "?]0;hi?")]
 
 
@@ -139,13 +138,6 @@ def test_a_worker_of_one_principal_speaks_for_nobody_else() -> None:
     assert view.counters == {"calls": 3}
     view = shown(views)
     assert sorted(row.function for row in view.calls.values()) == ["g", "h"]
-
-
-def test_a_worker_that_says_more_without_end_is_not_read_without_end() -> None:
-    """It says the same number again."""
-    endless = FakeWorker(*[says(2, more=True, calls={}) for _ in range(50)])
-    shown(views_of(endless))
-    assert endless.asked <= 3
 
 
 def test_calls_of_a_worker_that_hangs_are_the_recorded_ones() -> None:
@@ -185,17 +177,6 @@ def test_what_a_worker_has_done_outlives_it() -> None:
     assert [one.pid for one in view.workers.values()] == [0]
 
 
-def test_those_who_watch_share_a_collection() -> None:
-    """A worker is asked once, however many want to know."""
-    worker = FakeWorker(says(1))
-
-    async def ask(views: ServerViews) -> None:
-        await asyncio.gather(*(views.refresh() for _ in range(10)))
-
-    asyncio.run(ask(views_of(worker)))
-    assert worker.asked == 1
-
-
 @pytest.mark.parametrize(
     ("asked", "every_s"),
     [(0.5, 0.5), (0, 0.1), (1e9, 60.0), (5, 5), (None, 0.5), ("1", 0.5), (float("nan"), 0.5)],
@@ -217,16 +198,11 @@ def test_a_hostile_worker_does_not_fill_the_memory_of_its_host(
     worker.says.append(says(2, calls={"c0": None, "c9": {"function": "f"}}))
     assert shown(views).calls.keys() == {"c1", "c2", "c3", "c9"}
     assert views.journal._removed == {("calls", "c0"): None}
-
-
-def test_texts_in_lists_are_counted_and_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The largest arrays are eight, and take room."""
-    monkeypatch.setattr(server_view, "_MAX_BYTES", 40_000)
+    monkeypatch.setattr(server_view, "_MAX_BYTES", 40_000)  # lists of texts count, and are cut
     lists: dict[str, Any] = {"largest": ["x" * 1900] * 64, "largest_nbytes": [1] * 64}
     view = shown(views_of(FakeWorker(says(1, values={f"v{n}": lists for n in range(100)}))))
-    assert len(view.values) == 2
-    for row in view.values.values():
-        assert (len(row.largest), len(row.largest_nbytes)) == (8, 8)
+    sizes = [(len(row.largest), len(row.largest_nbytes)) for row in view.values.values()]
+    assert sizes == [(8, 8)] * 2
 
 
 def test_all_workers_share_the_room_of_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,20 +224,28 @@ def test_all_workers_share_the_room_of_one_answer(monkeypatch: pytest.MonkeyPatc
 def test_a_collection_takes_so_much_of_a_worker_and_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Rows of a piece, bytes and pieces; the rest comes with the next ones."""
+    """Rows of a piece, bytes and pieces; the rest comes with the next. All watchers share it."""
     large = {f"c{n}": {"function": "f"} for n in range(5000)}
     assert len(shown(views_of(FakeWorker(says(1, calls=large)))).calls) == 800
 
-    def asked() -> int:
-        worker = FakeWorker(*[says(n, more=True, calls={"c": {}}) for n in range(1, 50)])
-        asyncio.run(views_of(worker).refresh())
+    def asked(*pieces: Any) -> int:
+        worker, views = FakeWorker(*pieces), []
+
+        async def ask() -> None:
+            views.append(views_of(worker))
+            await asyncio.gather(*(views[0].refresh() for _ in range(10)))
+
+        asyncio.run(ask())
         return int(worker.asked)
 
+    many = [says(n, more=True, calls={"c": {}}) for n in range(1, 50)]
+    assert asked(says(1)) == 1
+    assert asked(*(says(2, more=True, calls={}) for _ in range(50))) <= 3  # the same again
     with monkeypatch.context() as patch:
         patch.setattr(server_view, "_MAX_PIECES", 7)
-        assert asked() == 7
+        assert asked(*many) == 7
     monkeypatch.setattr(server_view, "_MAX_READ_BYTES", 2000)
-    assert asked() < 7
+    assert asked(*many) < 7
 
 
 @pytest.mark.parametrize("count", [True, 2**63, 2.0**63, -(2**63), "7"])
@@ -271,14 +255,9 @@ def test_counters_are_those_that_every_reader_takes(count: Any) -> None:
     other = FakeWorker(says(1, counters={"hits": 2**63 - 1}))
     view = shown(views_of(worker, other, principals=("a", "b")))
     assert view.counters == {"hits": 2**63 - 1}
-
-
-def test_known_counters_go_on_when_there_is_room_for_no_other() -> None:
-    """A worker that shows very many."""
-    many = {f"c{n}": 1 for n in range(300)}
-    view = shown(
-        views_of(FakeWorker(says(1, more=True, counters=many), says(2, counters={"c3": 9})))
-    )
+    counters = {f"c{n}": 1 for n in range(300)}  # more than there is room for
+    pieces = (says(1, more=True, counters=counters), says(2, counters={"c3": 9}))
+    view = shown(views_of(FakeWorker(*pieces)))
     assert (len(view.counters), view.counters["c3"]) == (200, 9)
 
 

@@ -137,18 +137,6 @@ def test_a_worker_stays_when_the_next_one_fails(start_host: StartHost, runtime: 
 
 
 @pytest.mark.faults
-def test_one_that_stands_by_takes_over(start_host: StartHost, runtime: Path) -> None:
-    """It was started ahead, which its process id shows."""
-    path = str(runtime / "server.sock")
-    host = start_host("--listen", f"unix://{path}", "--standby")
-    host.wait_until_ready()
-    standby = host.wait_for("worker_standing_by")["pid"]
-    os.kill(greeting(path)["pid"], signal.SIGKILL)
-    second = greeting(path)
-    assert (second["epoch"], second["pid"]) == (2, standby)
-
-
-@pytest.mark.faults
 def test_one_that_stood_by_for_too_long_is_no_failed_start(
     start_host: StartHost, runtime: Path
 ) -> None:
@@ -266,27 +254,25 @@ def test_a_signal_drains(start_host: StartHost, runtime: Path, number: signal.Si
     assert list(runtime.glob("server.sock*")) == []
 
 
-def test_a_second_signal_stops_at_once(start_host: StartHost, runtime: Path) -> None:
+@pytest.mark.parametrize("asked", [False, True], ids=["signal", "control socket"])
+def test_a_second_signal_or_word_stops_at_once(
+    start_host: StartHost, runtime: Path, asked: bool
+) -> None:
     """A call that never ends does not keep its user waiting; exit code 1."""
     host = start_host("--listen", f"unix://{runtime}/server.sock", FAKE_WORKER="busy")
-    host.wait_until_ready()
-    host.signal(signal.SIGTERM)
-    host.wait_for("draining")
-    host.signal(signal.SIGINT)
+    control = host.wait_until_ready()["control"]
+    if asked:
+        assert ask(control, ask="stop") == {"stopping": True}
+        host.wait_for("draining")
+        assert ask(control, ask="stop", now=True) == {"stopping": True}
+    else:
+        host.signal(signal.SIGTERM)
+        host.wait_for("draining")
+        host.signal(signal.SIGINT)
     code, said = host.wait()
     assert code == 1
     assert '"signal": "SIGKILL"' in said
     assert list(runtime.glob("server.sock*")) == []
-
-
-def test_stop_on_the_control_socket_drains_and_stop_now_does_not(start_host: StartHost) -> None:
-    """The same two steps as with signals."""
-    host = start_host(FAKE_WORKER="busy")
-    control = host.wait_until_ready()["control"]
-    assert ask(control, ask="stop") == {"stopping": True}
-    host.wait_for("draining")
-    assert ask(control, ask="stop", now=True) == {"stopping": True}
-    assert host.wait()[0] == 1
 
 
 @pytest.mark.slow

@@ -1,16 +1,21 @@
+"""What a supervisor counts, without processes. With those: test_supervisor.py."""
+
 from __future__ import annotations
 
 import asyncio
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
 import pytest
 
+from jaxd_server.config.options import ServerOptions
 from jaxd_server.processes.supervision import supervisor as module
 from jaxd_server.processes.supervision.supervisor import (
     MAX_FAILED_STARTS,
     DrainingWorkers,
     RestartPacing,
+    Supervisor,
 )
 from jaxd_server.processes.supervision.worker_process import WorkerProcess
 from tests.server.staging import logged_by
@@ -105,46 +110,69 @@ def test_nobody_gives_up_on_what_is_killed_anyway() -> None:
     asyncio.run(play())
 
 
-def test_the_first_death_costs_no_time() -> None:
-    """Callers should notice it as little as possible."""
-    assert RestartPacing().delay_s(0.1, was_ready=True) == 0.0
-
-
 def test_deaths_in_a_row_wait_ever_longer_up_to_a_limit() -> None:
-    """From 0.2 s, doubling, to 10 s and never more."""
+    """The first costs no time; then from 0.2 s, doubling, to 10 s. A long life is forgiven."""
     pacing = RestartPacing()
     delays = [pacing.delay_s(1.0, was_ready=True) or 0.0 for _ in range(2000)]
     assert delays[:4] == [0.0, 0.2, 0.4, 0.8]
     assert all(before <= after for before, after in pairwise(delays))
     assert delays[-1] == 10.0
-
-
-def test_a_worker_that_lived_well_is_forgiven() -> None:
-    """After a long life the count begins anew."""
-    pacing = RestartPacing()
-    for _ in range(3):
-        pacing.delay_s(1.0, was_ready=True)
     assert pacing.delay_s(3600.0, was_ready=True) == 0.0
     assert pacing.delay_s(1.0, was_ready=True) == 0.0
 
 
 def test_it_is_broken_after_failed_starts_in_a_row() -> None:
-    """And is tried again ever more seldom, up to every half minute."""
+    """And is tried again ever more seldom, up to every half minute; a good start resets them."""
     pacing = RestartPacing()
-    for _ in range(MAX_FAILED_STARTS - 1):
-        pacing.delay_s(20.0, was_ready=False)
-        assert not pacing.is_broken
+    for is_last in (False, True):
+        for _ in range(MAX_FAILED_STARTS - 1):
+            pacing.delay_s(20.0, was_ready=False)
+            assert not pacing.is_broken
+        if not is_last:
+            pacing.delay_s(0.0, was_ready=True)
     delays = [pacing.delay_s(20.0, was_ready=False) for _ in range(20)]
     assert pacing.is_broken
     assert delays[0] == 1.6
     assert delays[-1] == 30.0
 
 
-def test_one_good_start_resets_the_failed_ones() -> None:
-    """Only failures in a row count."""
-    pacing = RestartPacing()
-    for _ in range(MAX_FAILED_STARTS - 1):
-        pacing.delay_s(0.0, was_ready=False)
-    pacing.delay_s(0.0, was_ready=True)
-    pacing.delay_s(0.0, was_ready=False)
-    assert not pacing.is_broken
+def post_with(**worker: Any) -> Supervisor:
+    """A post whose worker is like that."""
+
+    async def answers(patience_s: float) -> bool:
+        return True
+
+    post = Supervisor(ServerOptions(), ())
+    defaults = {"was_ready": True, "state": "ready", "silent_s": 2.0, "refresh": answers}
+    post.worker = cast("Any", SimpleNamespace(**defaults | worker))
+    return post
+
+
+@pytest.mark.parametrize(
+    ("worker", "idle_s"),
+    [
+        ({"snapshot": {"idle_s": 7.0}}, 7.0),
+        ({"snapshot": {"idle_s": 7.0, "connections": 1}}, 0.0),
+        ({"snapshot": {"idle_s": 7.0, "running_calls": 1}}, 0.0),
+        ({"snapshot": {"idle_s": 7.0}, "state": "resting"}, 9.0),
+        ({"snapshot": {}, "state": "starting", "was_ready": False}, 0.0),
+        ({"snapshot": {"idle_s": "long"}}, 0.0),
+        ({"snapshot": {"idle_s": 10**400}}, 0.0),
+        ({"snapshot": {"idle_s": float("nan")}}, 0.0),
+        ({"snapshot": {"idle_s": -1e9}}, 0.0),
+        ({"snapshot": {"idle_s": "long"}, "state": "resting"}, 2.0),
+    ],
+)
+def test_how_long_nobody_has_needed_it(worker: dict[str, Any], idle_s: float) -> None:
+    """As the worker says, if it says it in numbers."""
+    assert asyncio.run(post_with(**worker).idle_s()) == idle_s
+
+
+def test_before_the_first_worker_there_is_little_to_be_said() -> None:
+    """And nothing fails."""
+    post = Supervisor(ServerOptions(), ())
+    assert asyncio.run(post.status()) == {"worker": {}, "worker_state": "starting"}
+    assert asyncio.run(post.idle_s()) == 0.0
+    assert post.describe() == {"epoch": 0, "worker_pid": None, "restarts": 0, "quarantined": 0}
+    assert not post.is_resting
+    assert not post.is_stopping

@@ -14,7 +14,7 @@ import pytest
 
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.processes.supervision.tenant_settings import Tenant
-from jaxd_server.processes.supervision.worker_process import WorkerFlags, WorkerProcess
+from jaxd_server.processes.supervision.worker_process import WorkerProcess
 from jaxd_server.runtime import system_memory
 from jaxd_server.runtime.system_memory import MemoryLoss
 
@@ -90,38 +90,32 @@ def test_a_kill_is_told_from_a_lack_of_memory(
     assert (worker.how, worker.was_killed_from_outside) == (how, from_outside)
 
 
-@pytest.mark.parametrize(
-    ("snapshot", "expected"),
-    [
-        ({}, MemoryLoss(50)),
-        ({"platform": "cuda", "value_bytes": 9}, MemoryLoss(50)),
-        ({"platform": "cpu", "value_bytes": 90, "heaviest": "many"}, MemoryLoss(50)),
-        (
-            {
-                "platform": "cpu",
-                "value_bytes": 90,
-                "heaviest": {"session": "a", "principal": "b", "nbytes": 10**400},
-            },
-            MemoryLoss(50),
-        ),
-        (
-            {
-                "platform": "cpu",
-                "value_bytes": 9,
-                "heaviest": {"session": "a\n", "principal": "uid:1", "nbytes": 8},
-            },
-            MemoryLoss(9, "a?", "uid:1", 8),
-        ),
-    ],
-)
-def test_what_values_took_is_known_from_the_last_report(
-    snapshot: dict[str, Any], expected: MemoryLoss
-) -> None:
+ON_CPU = {"platform": "cpu", "value_bytes": 90}
+LOSSES: list[tuple[dict[str, Any], MemoryLoss]] = [
+    ({}, MemoryLoss(50)),
+    ({"platform": "cuda", "value_bytes": 9}, MemoryLoss(50)),
+    ({**ON_CPU, "heaviest": "many"}, MemoryLoss(50)),
+    (
+        {**ON_CPU, "heaviest": {"session": "a", "principal": "b", "nbytes": 10**400}},
+        MemoryLoss(50),
+    ),
+    (
+        {
+            **ON_CPU,
+            "value_bytes": 9,
+            "heaviest": {"session": "a\n", "principal": "uid:1", "nbytes": 8},
+        },
+        MemoryLoss(9, "a?", "uid:1", 8),
+    ),
+]
+
+
+def test_what_values_took_is_known_from_the_last_report() -> None:
     """Of workers whose arrays are in the memory that the system lacks; the least counts."""
 
     async def scenario(worker: WorkerProcess) -> None:
-        worker.snapshot = snapshot
-        assert worker.memory_loss(MemoryLoss(50)) == expected
+        for worker.snapshot, expected in LOSSES:
+            assert worker.memory_loss(MemoryLoss(50)) == expected
 
     run("import signal; signal.pause()", scenario)
 
@@ -349,36 +343,3 @@ tether.read()
 
     assert not run(program, scenario, tenant=ALICE).was_ready
     assert run(program, until_ready).was_ready
-
-
-@pytest.mark.parametrize(
-    ("auto", "given", "expected"),
-    [(True, None, "false"), (True, "true", "true"), (False, None, "None")],
-)
-def test_a_server_that_nobody_asked_for_does_not_preallocate(
-    runtime: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    auto: bool,
-    given: str | None,
-    expected: str,
-) -> None:
-    """It would take most of a GPU; the user's own word counts more."""
-    name = "XLA_PYTHON_CLIENT_PREALLOCATE"
-    monkeypatch.delenv(name, raising=False)
-    if given is not None:
-        monkeypatch.setenv(name, given)
-
-    async def scenario(worker: WorkerProcess) -> None:
-        await worker.exited.wait()
-
-    run(f"import os; print(os.environ.get({name!r}))", scenario, ServerOptions(auto=auto))
-    assert capfd.readouterr().err.strip() == expected
-
-
-def test_a_worker_that_drains_on_purpose_has_a_flag_for_it() -> None:
-    """One that ends while it stands by has nothing to drain."""
-    flags = WorkerFlags()
-    for flag in (flags.stale, flags.prepared, flags.resting):
-        flag.set()
-    assert [flag.is_set() for flag in flags.draining] == [False, True, False]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxd_protocol.errors import ConfigurationError, LimitExceeded
+from jaxd_protocol.errors import ConfigurationError
 from jaxd_server.config.argument_types import SAME_USER
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.processes.tenants.directory import TenantDirectory
@@ -62,32 +62,17 @@ def test_without_a_cache_there_are_no_folders(options: ServerOptions, folder: Pa
 
 
 @as_root
-def test_each_account_has_a_user_of_its_own_for_ever(options: ServerOptions, folder: Path) -> None:
-    """Also after a restart, and when it came before others that were taken away."""
-    tenants = TenantDirectory(options)
-    users = [tenants.of(f"account:{name}").user for name in "abc"]
+def test_each_account_has_a_user_and_a_folder_of_its_own(
+    options: ServerOptions, folder: Path
+) -> None:
+    """Also after a restart; see test_uid_table.py."""
+    users = [TenantDirectory(options).of(f"account:{name}").user for name in "ab"]
     assert [user and (user.uid, user.gid, user.groups) for user in users] == [
-        (FIRST + n, FIRST + n, ()) for n in range(3)
+        (FIRST + n, FIRST + n, ()) for n in range(2)
     ]
-    again = TenantDirectory(options)
-    assert again.of("account:c").user == users[2]
-    status = os.stat(again.of("account:b").folder)
+    status = os.stat(TenantDirectory(options).of("account:b").folder)
     assert (status.st_uid, stat.S_IMODE(status.st_mode)) == (FIRST + 1, 0o700)
     assert stat.S_IMODE(os.stat(folder / "principals" / "users.json").st_mode) == 0o600
-    with pytest.raises(LimitExceeded, match="--worker-uids"):
-        again.of("account:d")
-
-
-@as_root
-def test_a_number_is_not_given_away_when_the_range_is_another(options: ServerOptions) -> None:
-    """What its old user has left in the machine is not for a new one."""
-    TenantDirectory(options).of("account:a")
-    moved = TenantDirectory(replace(options, worker_uids=(FIRST + 1, FIRST + 3)))
-    with pytest.raises(ConfigurationError, match=f"has uid {FIRST}"):
-        moved.of("account:a")
-    user = TenantDirectory(options).of("account:b").user
-    assert user is not None
-    assert user.uid == FIRST + 1
 
 
 @as_root
@@ -99,24 +84,6 @@ def test_a_folder_that_was_not_given_away_yet_is(options: ServerOptions) -> None
         os.chown(folder, 0, 0)
     (folders[1] / "v2").mkdir()
     assert [Path(tenants.of(f"account:{n}").folder).stat().st_uid for n in "ab"] == [FIRST, 0]
-
-
-@as_root
-def test_a_number_that_is_somebodys_is_left_out(
-    options: ServerOptions, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever has it could read what is kept for an account."""
-    known = pwd.getpwuid(0)
-
-    def getpwuid(uid: int) -> pwd.struct_passwd:
-        if uid != FIRST:
-            raise KeyError(uid)
-        return known
-
-    monkeypatch.setattr(pwd, "getpwuid", getpwuid)
-    user = TenantDirectory(options).of("account:a").user
-    assert user is not None
-    assert user.uid == FIRST + 1
 
 
 @as_root
@@ -132,15 +99,6 @@ def test_a_user_of_the_machine_stays_who_it_is(options: ServerOptions) -> None:
     stranger = tenants.of("uid:62345").user
     assert stranger is not None
     assert (stranger.uid, stranger.gid, stranger.groups) == (62345, 65534, ())
-
-
-@as_root
-def test_a_table_that_cannot_be_read_is_not_guessed(options: ServerOptions, folder: Path) -> None:
-    """Two accounts with one user would be no accounts."""
-    TenantDirectory(options).of("account:a")
-    (folder / "principals" / "users.json").write_text("[]")
-    with pytest.raises(ConfigurationError, match="table of uids and accounts"):
-        TenantDirectory(options)
 
 
 @as_root

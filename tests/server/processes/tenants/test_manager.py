@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from functools import partial
@@ -21,7 +20,6 @@ from typing import Any, NamedTuple, NoReturn, cast
 import pytest
 
 from jaxd_protocol.errors import (
-    AuthenticationFailed,
     Busy,
     ConfigurationError,
     ServerStartFailed,
@@ -168,22 +166,6 @@ def test_each_principal_has_a_worker_of_its_own(house: TenantServer) -> None:
     assert house.status()["worker_state"] == "ready"
 
 
-def test_two_who_come_first_at_once_wait_for_two_workers(house: TenantServer) -> None:
-    """Neither waits for the other, and of two that are the same one worker is started."""
-    found = list[tuple[str, int]]()
-
-    def visit(name: str) -> None:
-        found.append((name, house.visit(name)["pid"]))
-
-    threads = [threading.Thread(target=visit, args=(name,)) for name in ("alice", "bob") * 2]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE_S)
-    assert len(found) == 4
-    assert len(set(found)) == 2
-
-
 def test_there_are_no_more_workers_than_there_may_be(start: Callable[..., TenantServer]) -> None:
     """Who comes then is told to come again, and those who are here go on."""
     house = start("--max-workers", "1")
@@ -264,30 +246,6 @@ def test_the_gateway_can_be_killed(house: TenantServer) -> None:
             bob.recv(1)
         assert house.status()["host"]["door_pid"] != gateway
         assert house.rows()["account:bob"]["worker"]["calls"] == 2
-
-
-@pytest.mark.slow
-def test_a_token_that_is_taken_away_ends_its_worker(house: TenantServer) -> None:
-    """And nobody else's."""
-    (alice, alices), bobs = house.come("alice"), house.visit("bob")
-    with closing(alice):
-        remove_account("alice", house.folder)
-        assert alice.recv(1) == b""
-    until(lambda: not os.path.exists(f"/proc/{alices['pid']}"))
-    with pytest.raises(AuthenticationFailed):
-        house.visit("alice")
-    assert house.visit("bob")["pid"] == bobs["pid"]
-
-
-@pytest.mark.slow
-def test_another_token_of_the_same_name_ends_the_worker(house: TenantServer) -> None:
-    """What runs there was begun by whoever held the old one."""
-    before = house.visit("alice")
-    token = add_account("alice", house.folder, replace=True)[1]
-    until(lambda: not os.path.exists(f"/proc/{before['pid']}"))
-    after = house._replace(tokens={"alice": token}).visit("alice")
-    assert after["pid"] != before["pid"]
-    assert after["epoch"] == 1
 
 
 @pytest.mark.slow
@@ -466,21 +424,6 @@ def test_what_an_account_has_left_is_ended_before_its_worker_and_when_it_is_give
     assert crew._workers == {}
 
 
-def test_each_token_has_a_place_of_its_own_on_disk() -> None:
-    """Whose worker it is says the token, too."""
-    asked: list[tuple[str, str | None]] = []
-
-    class Nowhere:
-        def of(self, principal: str, token: str | None) -> Tenant:
-            asked.append((principal, token))
-            raise ConfigurationError("no room")
-
-    crew = TenantManager(ServerOptions(), ("worker",))
-    crew._tenants = cast("TenantDirectory", Nowhere())
-    assert crew._worker_for("account:alice", "digest") == {"refused": "no room"}
-    assert asked == [("account:alice", "digest")]
-
-
 def test_without_users_of_their_own_it_says_what_that_means(house: TenantServer) -> None:
     """In the log, at its start."""
     (line,) = [one for one in house.host.said if '"workers_share_user"' in one]
@@ -616,15 +559,18 @@ def test_quarantine_outlasts_a_place(crew: TenantManager) -> None:
 def test_who_can_have_no_place_is_told_so(
     crew: TenantManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The gateway and all others go on."""
+    """The gateway and all others go on. Whose place it is says the token, too."""
+    asked: list[Any] = []
 
-    def fail(*_: Any) -> NoReturn:
+    def fail(_: TenantDirectory, *who: Any) -> NoReturn:
+        asked.append(who)
         raise OSError(24, "Too many open files")
 
     async def play() -> None:
         with monkeypatch.context() as patch:
             patch.setattr(TenantDirectory, "of", fail)
-            assert "Too many open files" in crew._worker_for("account:a", "a")["refused"]
+            assert "Too many open files" in crew._worker_for("account:a", "digest")["refused"]
+            assert asked == [("account:a", "digest")]
         assert "path" in crew._worker_for("account:a", "a")
         await closed(crew)
 

@@ -53,6 +53,11 @@ def test_the_number_of_the_server_is_none_that_an_account_has(folder: str) -> No
     Path(folder, "users.json").write_text(json.dumps({"account:a": FIRST}))
     with pytest.raises(ConfigurationError, match="one of --worker-uids for itself"):
         numbers(folder, last=FIRST)
+    with pytest.raises(ConfigurationError, match=f"has uid {FIRST}, which is not among"):
+        UidTable(folder, (FIRST + 1, FIRST + 3)).of("account:a")
+    Path(folder, "users.json").write_text("[]")  # it is not guessed: two would be one user
+    with pytest.raises(ConfigurationError, match="table of uids and accounts"):
+        numbers(folder)
 
 
 def test_a_number_that_could_not_be_written_down_is_not_given(

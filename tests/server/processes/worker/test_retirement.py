@@ -6,17 +6,20 @@ from typing import Any
 
 import pytest
 
-from jaxd_protocol.errors import WorkerReplaced
+from jaxd_protocol.errors import Cancelled, WorkerReplaced
 from jaxd_protocol.pytree import Leaf
+from jaxd_server.compilation.compiling.builds import Build
 from jaxd_server.execution.admission import Admission
 from jaxd_server.processes.worker import retirement as giving_way
 from jaxd_server.processes.worker.retirement import (
+    AbandonedWork,
     IdleShutdown,
     PackageMonitor,
     Renewal,
     still_needed,
 )
 from jaxd_server.runtime.imported_packages import ImportedPackages
+from jaxd_server.runtime.threads.cancellation import CancelToken
 from jaxd_server.values.store import ValueStore
 from jaxd_server.values.value import SessionValues, Value
 from tests.fake_packages import FakeSite
@@ -72,39 +75,20 @@ class Worker:
 
 
 def test_an_idle_worker_goes_once() -> None:
-    """Not before its time; whoever calls then is told to come again."""
+    """Not before its time, nor with arrays or a running call; who calls then is to come again."""
     worker = Worker()
     worker.rest.poll()
-    assert not worker.admission.draining
-    worker.idle_s = 10.0
+    worker.idle_s, worker.has_values = 10.0, True
+    worker.rest.poll()
+    worker.has_values, running = False, admitted(worker.admission, "f")
+    worker.rest.poll()
+    assert (worker.begun, worker.admission.draining) == (0, False)
+    worker.admission.release(running)
     worker.rest.poll()
     worker.rest.poll()
     assert worker.begun == 1
     with pytest.raises(WorkerReplaced, match="it was idle"):
         admitted(worker.admission, "f")
-
-
-def test_arrays_of_clients_keep_it() -> None:
-    """They would be gone: they are not on disk."""
-    worker = Worker()
-    worker.idle_s, worker.has_values = 99.0, True
-    worker.rest.poll()
-    assert worker.begun == 0
-    worker.has_values = False
-    worker.rest.poll()
-    assert worker.begun == 1
-
-
-def test_a_running_call_keeps_it() -> None:
-    """However long ago it began."""
-    worker = Worker()
-    running = admitted(worker.admission, "f")
-    worker.idle_s = 99.0
-    worker.rest.poll()
-    assert worker.begun == 0
-    worker.admission.release(running)
-    worker.rest.poll()
-    assert worker.begun == 1
 
 
 def test_an_array_that_comes_at_the_last_moment_keeps_it() -> None:
@@ -225,20 +209,6 @@ def test_a_worker_is_replaced_when_all_is_installed_and_can_be_imported(site: Fa
     assert admission.draining
 
 
-def test_what_a_call_imports_is_watched_too(site: FakeSite) -> None:
-    """From the end of that call."""
-    begun: list[list[str]] = []
-    package_monitor = PackageMonitor(
-        ImportedPackages(), Admission(), Renewal(begun.append, None, 0.0)
-    )
-    site.install("renewed_later", "1", {"renewed_later.py": "1"})
-    importlib.import_module("renewed_later")
-    package_monitor.record_imports()
-    site.install("renewed_later", "2", {"renewed_later.py": "22"})
-    package_monitor.poll(lambda *_: None)
-    assert begun == [["renewed_later was changed from 1 to 2"]]
-
-
 def test_a_worker_that_holds_arrays_of_clients_is_not_replaced(site: FakeSite) -> None:
     """What depends on the change is dropped meanwhile; it is replaced when they are gone."""
     site.install("renewed_never", "1", {"renewed_never.py": "1"})
@@ -267,3 +237,111 @@ def test_a_worker_that_holds_arrays_of_clients_is_not_replaced(site: FakeSite) -
     assert texts[0].endswith("the server's worker was restarted.")
     assert texts[1] == texts[0]
     assert outdated == [None]
+
+
+class Scenario:
+    """AbandonedWork of a worker, and what they do about them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, grace_s: float = 5.0) -> None:
+        self.admission = Admission()
+        self.logged: list[str] = []
+        self.replaced: list[list[str]] = []
+        self.has_values = False
+        self.now = 0.0
+        self.left = AbandonedWork(
+            self.admission, grace_s, lambda: self.has_values, self.replaced.append
+        )
+        monkeypatch.setattr(
+            giving_way, "log_event", lambda event, **fields: self.logged.append(fields["reason"])
+        )
+        monkeypatch.setattr(
+            "jaxd_server.processes.worker.retirement.time.monotonic", lambda: self.now
+        )
+
+    def call(self, phase: Any = "running") -> Any:
+        """One that was given up."""
+        cancel_token = CancelToken(clock=lambda: self.now)
+        running = admitted(self.admission, "step", cancel_token=cancel_token)
+        cancel_token.set_phase(phase)
+        cancel_token.cancel(Cancelled("not wanted."))
+        cancel_token.is_client_notified = True
+        return running
+
+    def build(self) -> Build:
+        """One that was left."""
+        build = Build()
+        build.name, build.is_abandoned = "step", True
+        self.left.add(build)
+        return build
+
+    def poll(self, now: float) -> None:
+        """At this time."""
+        self.now = now
+        self.left.poll()
+
+
+@pytest.fixture
+def scenario(monkeypatch: pytest.MonkeyPatch) -> Scenario:
+    """A worker without values."""
+    return Scenario(monkeypatch)
+
+
+def test_a_program_that_does_not_end_costs_the_worker(scenario: Scenario) -> None:
+    """After the time that it has; and new calls are told to come again."""
+    scenario.call()
+    scenario.poll(4.0)
+    assert (scenario.replaced, scenario.admission.draining) == ([], False)
+    scenario.poll(6.0)
+    assert scenario.replaced == [["step runs although it was cancelled"]]
+    assert scenario.admission.draining
+    assert "the worker is replaced" in scenario.logged[0]
+    scenario.poll(7.0)
+    assert len(scenario.logged) == 1
+
+
+def test_not_where_arrays_would_be_lost(scenario: Scenario) -> None:
+    """The operator is told, once."""
+    scenario.has_values = True
+    scenario.call()
+    scenario.poll(6.0)
+    scenario.poll(7.0)
+    assert scenario.replaced == []
+    (line,) = scenario.logged
+    assert "jaxd values" in line
+    (row,) = scenario.left.rows()
+    assert (row["function"], row["phase"]) == ("step", "running")
+
+
+def test_one_that_ends_in_time_is_forgotten(scenario: Scenario) -> None:
+    """As is one that waits for its client."""
+    scenario.admission.release(scenario.call())
+    scenario.call("waiting")
+    scenario.poll(6.0)
+    assert (scenario.replaced, scenario.logged) == ([], [])
+
+
+def test_a_compilation_goes_on(scenario: Scenario) -> None:
+    """Only said."""
+    build = scenario.build()
+    scenario.poll(6.0)
+    assert scenario.replaced == []
+    assert "it goes on, and is kept" in scenario.logged[0]
+    assert [row["function"] for row in scenario.left.rows()] == ["step"]
+    build.is_abandoned = False  # somebody wants it again
+    assert scenario.left.rows() == []
+
+
+def test_a_trace_that_cannot_be_interrupted_costs_the_worker(scenario: Scenario) -> None:
+    """Where it is traced in the worker itself."""
+    build = scenario.build()
+    build.interruptible._is_closed = False
+    scenario.poll(6.0)
+    assert scenario.replaced == [["step is being traced although it was cancelled"]]
+
+
+def test_without_a_limit_nothing_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only listed."""
+    scenario = Scenario(monkeypatch, grace_s=0.0)
+    scenario.call()
+    scenario.poll(1e6)
+    assert (scenario.replaced, len(scenario.left.rows())) == ([], 1)

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 import jaxd
-from jaxd_protocol.errors import NoServer, ProtocolError, ServerDraining
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.processes.worker.worker import Worker, _stand_by
 from jaxd_server.runtime.imported_packages import ImportedPackages
@@ -134,46 +133,6 @@ def test_a_worker_that_hangs_dies_with_its_host(
     worker = live.worker_pid()
     os.kill(worker, signal.SIGSTOP)
     assert ends(worker, live.process.kill)
-
-
-@pytest.mark.slow
-def test_a_draining_server_finishes_what_runs_and_takes_nothing_new(
-    start_live: Callable[..., LiveServer], runtime: Path
-) -> None:
-    """The running call gets its result, the next one a typed error; the exit code is 0."""
-    live = start_live()
-    fifo = str(runtime / "gate")
-    os.mkfifo(fifo)
-
-    def wait(x: Any, path: str) -> Any:
-        Path(path).read_bytes()  # no plain open(): that is warned of
-        return x * 2
-
-    with (
-        jaxd.connect(live.unix) as client,
-        jaxd.connect(live.tcp, token="a-token-for-tests-only") as other,
-    ):
-        double = other.persistent_call(lambda x: x * 2)
-        assert float(double(1.0)) == 2.0
-        running = client.persistent_call(wait, static_argnums=1).submit(2.0, fifo)
-        with open(fifo, "w") as gate:  # opens when the function has come so far
-            live.process.send_signal(signal.SIGTERM)
-            live.wait_for("draining")
-            refused = (ServerDraining, NoServer, ProtocolError)
-            refusal = next(error for error in iter(lambda: _error_of(double), None) if error)
-            assert isinstance(refusal, refused)
-            gate.write("go on")
-        assert float(running.result(30)) == 4.0
-    assert live.process.wait(30) == 0
-
-
-def _error_of(function: Any) -> BaseException | bool:
-    """What a call raises; False when the server has not begun to refuse."""
-    try:
-        function(1.0)
-    except Exception as error:  # noqa: BLE001  the test looks at it
-        return error
-    return False
 
 
 @pytest.mark.parametrize("changes", [[], ["jax was changed from 1 to 2"]])
