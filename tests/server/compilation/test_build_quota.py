@@ -63,21 +63,6 @@ def test_a_client_that_has_had_its_share_goes_on_with_what_is_ready(
     assert client.statistics().traces == traces
 
 
-def test_what_is_shown_of_a_function_counts_as_well(
-    open_in_process_server: Callable[..., InProcessServer],
-) -> None:
-    """And is refused to somebody who has had the own share."""
-    server = open_in_process_server(principal_build_s=0.001)
-    client = server.client()
-    assert client.persistent_call(lambda x: x * 2).jaxpr(1.0)
-    traces = client.statistics().traces
-    with pytest.raises(LimitExceeded):
-        client.persistent_call(lambda x: x * 3).jaxpr(1.0)
-    with pytest.raises(LimitExceeded):
-        client.persistent_call(lambda x: x * 4)(1.0)
-    assert client.statistics().traces == traces
-
-
 def fails(x: Any) -> Any:
     """Fails while it is traced."""
     raise KeyError("mine")

@@ -10,7 +10,6 @@ import pytest
 
 from jaxd.request.arguments import ArgumentEncoder
 from jaxd_protocol.errors import (
-    ArgumentError,
     LimitExceeded,
     ProtocolError,
     ValueDeleted,
@@ -21,7 +20,6 @@ from jaxd_protocol.messages.data_locations import (
     BLOCK,
     VALUE,
     DataLocation,
-    first_value_id,
     pack_ids,
     pack_locations,
 )
@@ -81,30 +79,6 @@ def test_dtypes_become_what_device_put_makes_of_them(leaf: Any, config: Any) -> 
     assert (found.array.dtype, found.array.shape) == (expected.dtype, expected.shape)
     assert found.leaf.weak == expected.weak_type
     assert np.asarray(found.array).tolist() == np.asarray(expected).tolist()
-
-
-@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
-@pytest.mark.parametrize("count", [None, 5])
-def test_keys_are_put_and_fetched(impl: str, count: int | None) -> None:
-    """As the numbers that they are."""
-    rig, keys = ValueServiceRig(), jax.random.key(3, impl=impl)
-    keys = keys if count is None else jax.random.split(keys, count)
-    (number,) = rig.put(keys)
-    assert rig.own.get(number).leaf == Leaf("K", "uint32", key_data(keys).shape, impl=impl)
-    assert rig.fetch(number)[0].tolist() == key_data(keys).tolist()
-    assert rig.values.nbytes == key_data(keys).nbytes
-
-
-def test_what_is_put_has_memory_of_its_own() -> None:
-    """The client may write into its block at once, and the message is freed."""
-    memory = bytearray(np.arange(4096, dtype=np.float32).tobytes())
-    rig = ValueServiceRig(blocks=Blocks(b5=memory))
-    rows = [DataLocation(0, BLOCK, 5, 64)]
-    leaf = Leaf("A", "float32", (2000,))
-    value, _ = rig.ask("put", 1, skeleton_of(leaf), b"", pack_locations(rows), ())
-    memory[:] = bytes(len(memory))
-    assert rig.fetch(first_value_id(1))[0].tolist() == list(range(16, 2016))
-    assert value[1] == skeleton_of(leaf)
 
 
 @pytest.mark.parametrize("kind", [VALUE, BLOCK])
@@ -290,20 +264,6 @@ def test_what_has_a_name_is_found_by_another_session() -> None:
     assert two.ask("unname", "weights")[0][1] is True
     assert two.ask("unname", "weights")[0][1] is False
     assert two.fetch(found[1])[0].tolist() == 7.0
-
-
-def test_a_name_has_to_be_one() -> None:
-    """And the time that it lives a time."""
-    rig = ValueServiceRig()
-    ids = rig.put(np.float32(7))
-    for name in ("", "x" * 201):
-        with pytest.raises(ArgumentError, match="1 to 200"):
-            rig.name(name, *ids)
-    for ttl_s in (0.0, -1.0, float("nan")):
-        with pytest.raises(ArgumentError, match="seconds that the name is to live"):
-            rig.name("n", *ids, ttl_s=ttl_s)
-    with pytest.raises(ValueDeleted):
-        rig.named("n")
 
 
 def test_a_name_stands_for_what_is_there() -> None:
