@@ -63,10 +63,16 @@ def test_who_shares_a_program_is_told(store: Store, root: Path, open_: OpenStore
     assert shared == {"01": ("02",), "02": ("01",), "03": ()}
 
 
-def test_a_program_that_is_not_kept_is_told(store: Store, root: Path) -> None:
-    """With the reason."""
+def test_what_is_odd_is_shown_as_far_as_it_goes(store: Store, root: Path) -> None:
+    """Why a program is not kept; a name cannot talk to the terminal; broken files are left out."""
     keep_call(store, b"\x01", obstacle="callbacks")
     assert only(root).obstacle == "callbacks"
+    keep_call(store, b"\x01", name="f\x1b[2J\n", principal="a\x07")
+    assert (only(root).name, only(root).principal) == ("f?[2J?", "a?")
+    keep_call(store, b"\x01")
+    file_of(root, "calls", b"\x01").write_bytes(b"x")
+    assert cached_calls(str(root)) == []
+    assert file_of(root, "calls", b"\x01").exists()
 
 
 def test_what_another_version_wrote_is_shown_as_far_as_it_goes(store: Store, root: Path) -> None:
@@ -77,20 +83,6 @@ def test_what_another_version_wrote_is_shown_as_far_as_it_goes(store: Store, roo
     assert store.flush(20)
     found = {call.record: (call.name, call.build_s) for call in cached_calls(str(root))}
     assert found == {"01": ("", 0.0), "02": ("", 0.0), "03": ("f", 0.0)}
-
-
-def test_a_name_cannot_talk_to_the_terminal(store: Store, root: Path) -> None:
-    """Clients choose the names of their functions."""
-    keep_call(store, b"\x01", name="f\x1b[2J\n", principal="a\x07")
-    assert (only(root).name, only(root).principal) == ("f?[2J?", "a?")
-
-
-def test_broken_files_are_left_out(store: Store, root: Path) -> None:
-    """And stay where they are: looking changes nothing."""
-    keep_call(store, b"\x01")
-    file_of(root, "calls", b"\x01").write_bytes(b"x")
-    assert cached_calls(str(root)) == []
-    assert file_of(root, "calls", b"\x01").exists()
 
 
 def test_a_target_says_what_it_is(store: Store, root: Path) -> None:

@@ -16,7 +16,7 @@ def mode(path: Path) -> int:
 
 
 def test_the_folder_that_is_named_wins(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An option before JAXD_CACHE_DIR before XDG_CACHE_HOME before ~/.cache."""
+    """An option before JAXD_CACHE_DIR before an absolute XDG_CACHE_HOME before ~/.cache."""
     monkeypatch.setenv("HOME", "/home/ann")
     monkeypatch.delenv("JAXD_CACHE_DIR", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
@@ -26,20 +26,10 @@ def test_the_folder_that_is_named_wins(runtime: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("JAXD_CACHE_DIR", "~/programs")
     assert cache_root() == "/home/ann/programs"
     assert cache_root("/elsewhere") == "/elsewhere"
-
-
-def test_a_relative_xdg_cache_home_is_ignored(
-    runtime: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As its specification wants it."""
     monkeypatch.setenv("HOME", "/home/ann")
     monkeypatch.delenv("JAXD_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", "here")
     assert cache_root() == "/home/ann/.cache/jaxd"
-
-
-def test_none_switches_the_cache_off(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the option and in the environment; the option wins."""
     assert cache_root("none") is None
     monkeypatch.setenv("JAXD_CACHE_DIR", "none")
     assert cache_root() is None
@@ -47,8 +37,8 @@ def test_none_switches_the_cache_off(runtime: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("umask", [0, 0o777])
-def test_only_we_can_enter_a_folder_that_is_made(root: Path, umask: int) -> None:
-    """Whatever the umask, and so for all folders below it."""
+def test_a_folder_that_is_made_is_for_us_alone(root: Path, umask: int) -> None:
+    """Whatever the umask, and all folders below."""
     before = os.umask(umask)
     try:
         Directory(make_trusted(str(root)), "0" * 16).make("calls")
@@ -56,6 +46,9 @@ def test_only_we_can_enter_a_folder_that_is_made(root: Path, umask: int) -> None
         os.umask(before)
     assert {mode(path) for path in [root, *root.rglob("*")] if path.is_dir()} == {0o700}
     assert (root / "v2" / "0000000000000000" / "calls").is_dir()
+    tag = root / "CACHEDIR.TAG"
+    assert tag.read_text().startswith("Signature: 8a477f597d28d172789f068")
+    assert mode(tag) == 0o644
 
 
 def test_a_folder_that_others_can_read_will_do(root: Path) -> None:
@@ -83,31 +76,23 @@ def test_so_is_any_folder_in_it(root: Path, below: str) -> None:
         directory.make("calls")
 
 
-def test_a_link_is_refused(root: Path, tmp_path: Path) -> None:
-    """Who owns a link can turn it elsewhere."""
+def test_a_link_is_refused(root: Path, tmp_path: Path, runtime: Path) -> None:
+    """Who owns it can turn it elsewhere; one above is followed once, and its real path is used."""
     tmp_path.chmod(0o700)
     root.symlink_to(tmp_path)
     with pytest.raises(ConfigurationError, match="is not a folder"):
         make_trusted(str(root))
-
-
-def test_a_link_above_is_followed_once(runtime: Path) -> None:
-    """`~/.cache` may be a link to a larger disk; from then on its real path is used."""
     (runtime / "large").mkdir(mode=0o700)
     (runtime / ".cache").symlink_to("large")
     assert make_trusted(f"{runtime}/.cache/jaxd") == f"{runtime}/large/jaxd"
 
 
-def test_a_file_is_refused(root: Path) -> None:
-    """Nobody's file is removed to make room for a folder."""
+def test_a_file_is_no_folder(root: Path) -> None:
+    """Nobody's file is removed to make room; the message names the folder and what to do."""
     root.write_text("mine")
     with pytest.raises(ConfigurationError, match="is not a folder"):
         make_trusted(str(root))
     assert root.read_text() == "mine"
-
-
-def test_a_folder_below_a_file_cannot_be_made(root: Path) -> None:
-    """The message names the folder and what to do."""
     root.write_text("mine")
     with pytest.raises(ConfigurationError, match=r"cannot make .*/cache/jaxd.*JAXD_CACHE_DIR"):
         make_trusted(f"{root}/jaxd")
@@ -137,27 +122,11 @@ def test_the_folder_of_another_user_is_refused(root: Path) -> None:
         make_trusted(f"{root}/jaxd")
 
 
-def test_backup_programs_are_told_to_leave_it_out(root: Path) -> None:
-    """By the tag that they know."""
-    before = os.umask(0o077)
-    try:
-        Directory(make_trusted(str(root)), "0" * 16).make()
-    finally:
-        os.umask(before)
-    tag = root / "CACHEDIR.TAG"
-    assert tag.read_text().startswith("Signature: 8a477f597d28d172789f068")
-    assert tag.stat().st_mode & 0o777 == 0o644
-
-
-def test_long_names_fit_into_a_file_name() -> None:
-    """jax's own keys hold a function's name."""
+def test_names_of_any_length_have_a_file() -> None:
+    """jax's own keys hold a function's name; an empty one is not the folder itself."""
     directory = Directory("/r", "0" * 16)
     assert directory.file("calls", b"\x01\xff").endswith("/calls/01ff")
     names = {directory.file("xla", b"jit_" + b"f" * n) for n in (100, 101, 300)}
     assert len(names) == 3
     assert max(len(os.path.basename(name)) for name in names) < 255
-
-
-def test_an_empty_name_has_a_file_too() -> None:
-    """It is not the folder itself."""
     assert os.path.basename(Directory("/r", "0" * 16).file("calls", b"")).startswith("long-")

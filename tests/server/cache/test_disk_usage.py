@@ -45,14 +45,11 @@ def test_one_target_can_be_looked_at(store: Store, open_: OpenStore, root: Path)
 
 
 def test_a_folder_that_is_not_there_is_empty(root: Path) -> None:
-    """No error: nothing is kept."""
+    """No error: nothing is kept; a file takes whole blocks."""
     assert usage(str(root)) == Usage(0, {})
     assert targets(str(root)) == []
-
-
-def test_a_file_takes_whole_blocks() -> None:
-    """Many small files are not free."""
     assert [room(size) for size in (0, 1, 4096, 4097)] == [0, 4096, 4096, 8192]
+    assert DiskUsage(None).now() == DiskUsage("/nowhere/at/all").now() == FolderUsage()
 
 
 def test_only_what_says_so_is_a_target_of_another_version(root: Path) -> None:
@@ -97,20 +94,11 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-def test_records_are_counted(folder: Path) -> None:
+def test_records_are_counted(folder: Path, runtime: Path) -> None:
     """In whole blocks of the disk; what is not finished does not count."""
     put(folder / "programs", "cd", 5000)
     put(folder / "programs", ".12-ab.tmp")
     assert DiskUsage(str(folder)).now() == FolderUsage(4 * 4096, 3)
-
-
-def test_where_nothing_is_kept_there_is_nothing() -> None:
-    """And a folder that is gone has nothing either."""
-    assert DiskUsage(None).now() == DiskUsage("/nowhere/at/all").now() == FolderUsage()
-
-
-def test_it_is_that_of_a_store(runtime: Path) -> None:
-    """The kinds and names are the store's."""
     program_cache = program_cache_in(str(runtime / "cache"))
     program_cache.store.write("code", b"f" * 16, (), b"code")
     program_cache.flush()

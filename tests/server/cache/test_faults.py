@@ -15,7 +15,7 @@ import pytest
 from jaxd_server.cache.record_file import Record
 from jaxd_server.cache.store import Store
 from jaxd_server.cache.sweep import sweep
-from tests.server.cache.keeping import TARGET, OpenStore, file_of, open_here, unused_for, usage_of
+from tests.server.cache.keeping import TARGET, file_of, open_here, unused_for, usage_of
 
 PROGRAM = bytes(range(256)) * 100
 Warned = Callable[[], list[str]]
@@ -99,17 +99,6 @@ def test_a_broken_entry_is_not_there(
     assert store.read("programs", b"n") == Record(("inputs", 2), PROGRAM)
 
 
-def test_the_entry_of_another_target_is_not_believed(
-    store: Store, open_: OpenStore, root: Path, file: Path, warned: Warned
-) -> None:
-    """Somebody has copied the folder of another device: code for it may crash this one."""
-    elsewhere = "9" * 16
-    other = open_(elsewhere)
-    shutil.copytree(file.parent, file_of(root, "programs", b"n", elsewhere).parent)
-    assert other.read("programs", b"n") is None
-    assert warned() == ["cache_broken"]
-
-
 def test_many_broken_entries_are_one_warning(store: Store, root: Path, warned: Warned) -> None:
     """A broken disk does not fill the log."""
     for i in range(20):
@@ -137,23 +126,6 @@ def test_a_moment_without_descriptors_removes_nothing(
 
 
 # writing -----------------------------------------------------------------------------------------
-
-
-def test_a_full_disk_stops_nobody(root: Path, start_child: StartChild) -> None:
-    """The system refuses to write more: small records are kept, large ones not, one warning."""
-    child = start_child(
-        "import os, resource\n"
-        "store.write('calls', b'small', 1); assert store.flush(20)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))\n"
-        "for i in range(5): store.write('programs', b'%d' % i, (), os.urandom(50_000))\n"
-        "store.write('calls', b'later', 2)\n"
-        "assert store.close()\n"
-        "print(store.names('programs'), sorted(store.names('calls')))\n"
-    )
-    said, complained = child.communicate(timeout=40)
-    assert (child.returncode, said) == (0, "[] [b'later', b'small']\n"), complained
-    assert complained.splitlines() == ["cache_not_written"]
-    assert list((root / "v2").rglob("*.tmp")) == []
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO])

@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,16 @@ from jaxd_server.cache.__main__ import main
 from jaxd_server.cache.store import Store
 from tests.server.cache.keeping import file_of, keep_call, open_here, unused_for, usage_of
 
+Run = Callable[..., tuple[int, str, str]]
+Report = Callable[..., Any]
+PROGRAM = b"\x77" * 16
+
 
 @pytest.fixture
 def root(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The cache folder of the environment; not made yet."""
     monkeypatch.setenv("JAXD_CACHE_DIR", str(runtime / "cache"))
+    monkeypatch.setenv("JAXD_STORE_KEY", "a-key-of-tests-0123456789-abcdefghij")
     return runtime / "cache"
 
 
@@ -35,182 +40,146 @@ def store(root: Path) -> Iterator[Store]:
     skeleton = bytes(
         encode_arguments((np.zeros((3, 4), np.float32),), {}, StaticArgs(), {}).skeleton
     )
-    keep_call(store, b"\xaa\xbb\xcc", program=b"\x77" * 16, skeleton=skeleton)
-    keep_call(store, b"\xdd\xee\xff", program=b"\x77" * 16, name="step2", principal="")
+    keep_call(store, b"\xaa\xbb\xcc", program=PROGRAM, skeleton=skeleton)
+    keep_call(store, b"\xdd\xee\xff", program=PROGRAM, name="step2", principal="")
     unused_for(3 * 3600, file_of(root, "calls", b"\xdd\xee\xff"))
     yield store
     assert store.close()
 
 
-def said_as_json(capsys: pytest.CaptureFixture[str]) -> Any:
-    """What the command has printed."""
-    return json.loads(capsys.readouterr().out)
+@pytest.fixture
+def run(root: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs the command: its exit code, what it prints, and what it complains of."""
+    return lambda *words: (main(list(words)), *capsys.readouterr())
 
 
-def test_ls_shows_what_is_kept(
-    store: Store, root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A line each, the one used last first, and how much it is in all."""
-    assert main(["ls"]) == 0
-    head, first, second, total = capsys.readouterr().out.splitlines()
+@pytest.fixture
+def report(run: Run) -> Report:
+    """Runs the command with `--json`: what it prints."""
+    return lambda *words: json.loads(run(*words, "--json")[1])
+
+
+def test_ls_shows_what_is_kept(store: Store, root: Path, run: Run, report: Report) -> None:
+    """A line each, the one used last first, and how much it is in all; as JSON with every field."""
+    code, said, _ = run("ls")
+    head, first, second, total = said.splitlines()
+    assert code == 0
     assert head.split() == ["key", "function", "arguments", "build", "size", "last", "use"]
     assert first.startswith("aabbcc  step      x: float32[3,4]  1.25 s")
     assert second.startswith("ddeeff  step2")
     assert second.endswith("3 h ago")
     assert total == f"2 kept, 20.5 kB in {root}"
+    found = report("ls")
+    assert (found["folder"], found["bytes"]) == (str(root), usage_of(store).bytes)
+    assert found["files"] == {"calls": 2, "programs": 1}
+    call = found["calls"][0]
+    assert (call["name"], call["arguments"]) == ("step", {"x": "float32[3,4]"})
+    assert (call["build_s"], call["shared_with"]) == (1.25, ["ddeeff"])
 
 
-def test_ls_is_for_programs_too(
-    store: Store, root: Path, capsys: pytest.CaptureFixture[str]
+def test_another_folder_can_be_named(
+    store: Store, root: Path, report: Report, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One JSON object with every field."""
-    assert main(["ls", "--json"]) == 0
-    said = said_as_json(capsys)
-    assert said["folder"] == str(root)
-    assert said["files"] == {"calls": 2, "programs": 1}
-    assert said["bytes"] == usage_of(store).bytes
-    first = said["calls"][0]
-    assert (first["name"], first["arguments"]) == ("step", {"x": "float32[3,4]"})
-    assert (first["build_s"], first["shared_with"]) == (1.25, ["ddeeff"])
+    """As the server's option of the same name; where the cache is switched off it says so."""
+    monkeypatch.setenv("JAXD_CACHE_DIR", "none")
+    code, _, said = run("ls")
+    assert (code, said.startswith("jaxd: the cache is switched off")) == (1, True)
+    assert len(report("ls", "--cache-dir", str(root))["calls"]) == 2
 
 
-def test_ls_of_nothing(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ls_of_nothing(root: Path, run: Run) -> None:
     """No error, and no folder is made."""
-    assert main(["ls"]) == 0
-    assert capsys.readouterr().out == f"0 kept, 0 B in {root}\n"
+    assert run("ls") == (0, f"0 kept, 0 B in {root}\n", "")
     assert not root.exists()
 
 
-@pytest.mark.parametrize("key", ["aabbcc", "AABB", "step", "aabbc"])
-def test_show_finds_one_by_its_first_digits_or_its_name(
-    store: Store, capsys: pytest.CaptureFixture[str], key: str
-) -> None:
-    """As `ls` shows them."""
-    assert main(["show", key]) == 0
-    said = capsys.readouterr().out
-    assert said.count("function ") == 1
-    for line in (
-        "function     step",
-        "arguments    x: float32[3,4]",
-        "record       aabbcc",
-        f"program      {'77' * 16}",
-        "shared with  step2 (ddeeff)",
-        "by           ann",
-        "good for     0123456789abcdef",
-        "             jax 1.2.3",
-    ):
-        assert line in said.splitlines()
-    assert "tracing 0.25 s, compiling 1.00 s" in said
-
-
-@pytest.mark.parametrize("key", ["11111111", "7777"])
-def test_show_finds_all_of_a_key_and_of_a_program(
-    store: Store, capsys: pytest.CaptureFixture[str], key: str
-) -> None:
-    """A function has many signatures, and a program may have many functions."""
-    assert main(["show", key, "--json"]) == 0
-    said = said_as_json(capsys)
-    assert [call["record"] for call in said["calls"]] == ["aabbcc", "ddeeff"]
-    assert said["calls"][0]["facts"] == {"jax": "1.2.3"}
-
-
-@pytest.mark.parametrize("key", ["aab", "ffff", "nothing", ""])
-def test_show_of_nothing_exits_with_1(
-    store: Store, capsys: pytest.CaptureFixture[str], key: str
-) -> None:
-    """It says where to look; three digits are too few to mean anything."""
-    assert main(["show", key]) == 1
-    assert capsys.readouterr().err == f"jaxd: nothing kept is called {key}. See: jaxd cache ls\n"
-
-
-def test_show_says_what_is_in_the_way(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
-    """Why a program is compiled anew after each restart."""
+def test_show_finds_one_by_its_first_digits_or_its_name(store: Store, run: Run) -> None:
+    """As `ls` shows them; with what is in the way of its program."""
+    for key in ("aabbcc", "AABB", "step", "aabbc"):
+        code, said, _ = run("show", key)
+        assert (code, said.count("function ")) == (0, 1)
+        for line in (
+            "function     step",
+            "arguments    x: float32[3,4]",
+            "record       aabbcc",
+            f"program      {'77' * 16}",
+            "shared with  step2 (ddeeff)",
+            "by           ann",
+            "good for     0123456789abcdef",
+            "             jax 1.2.3",
+        ):
+            assert line in said.splitlines()
+        assert "tracing 0.25 s, compiling 1.00 s" in said
     keep_call(store, b"\x12\x34", name="noisy", obstacle="callbacks")
-    assert main(["show", "noisy"]) == 0
-    assert "not kept     its program: callbacks" in capsys.readouterr().out
+    assert "not kept     its program: callbacks" in run("show", "noisy")[1]
+
+
+def test_show_finds_all_of_a_key_and_of_a_program(store: Store, run: Run, report: Report) -> None:
+    """Or nothing, with where to look; three digits are too few to mean anything."""
+    for key in ("11111111", "7777"):
+        found = report("show", key)["calls"]
+        assert [call["record"] for call in found] == ["aabbcc", "ddeeff"]
+        assert found[0]["facts"] == {"jax": "1.2.3"}
+    for key in ("aab", "ffff", "nothing", ""):
+        complaint = f"jaxd: nothing kept is called {key}. See: jaxd cache ls\n"
+        assert run("show", key) == (1, "", complaint)
 
 
 def test_what_is_packed_is_unpacked_elsewhere(
-    store: Store, root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    store: Store, root: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But for the code of functions, and what is broken or signed with another key."""
-    monkeypatch.setenv("JAXD_STORE_KEY", "a-key-of-tests-0123456789-abcdefghij")
     store.write("code", b"\x11", (), b"code")
     store.flush(10)
-    archive, other = str(root.parent / "jaxd.tar"), str(root.parent / "other")
-    assert main(["pack", archive]) == 0
-    assert capsys.readouterr().out.startswith("packed 3 files, ")
-    assert main(["unpack", archive, "--cache-dir", other]) == 0
-    assert capsys.readouterr().out.startswith("unpacked 3 files, ")
-    assert main(["verify", "--cache-dir", other]) == 0
-    assert main(["ls", "--cache-dir", other]) == 0
-    assert "step2" in capsys.readouterr().out
-    program = file_of(root, "programs", b"\x77" * 16)
+    archive, other, third = (str(root.parent / name) for name in ("jaxd.tar", "other", "third"))
+    assert run("pack", archive)[1].startswith("packed 3 files, ")
+    assert run("unpack", archive, "--cache-dir", other)[1].startswith("unpacked 3 files, ")
+    assert run("verify", "--cache-dir", other)[0] == 0
+    assert "step2" in run("ls", "--cache-dir", other)[1]
+    program = file_of(root, "programs", PROGRAM)
     program.write_bytes(program.read_bytes()[:-1])
-    assert main(["pack", archive]) == 0
-    assert "1 are broken and were left out" in capsys.readouterr().out
+    code, said, _ = run("pack", archive)
+    assert (code, "1 are broken and were left out" in said) == (0, True)
     monkeypatch.setenv("JAXD_STORE_KEY", "another-key-of-tests-0123456789-abcdefghij")
-    assert main(["unpack", archive, "--cache-dir", str(root.parent / "third"), "--json"]) == 1
-    assert said_as_json(capsys)["refused"] == 2
-    assert main(["ls", "--cache-dir", str(root.parent / "third")]) == 0
-    assert capsys.readouterr().out.startswith("0 kept")
+    code, said, _ = run("unpack", archive, "--cache-dir", third, "--json")
+    assert (code, json.loads(said)["refused"]) == (1, 2)
+    assert run("ls", "--cache-dir", third)[1].startswith("0 kept")
 
 
-def test_what_is_no_archive_is_not_unpacked(
-    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_no_archive_is_not_unpacked(root: Path, run: Run) -> None:
     """Nor is a file that is not there."""
-    monkeypatch.setenv("JAXD_STORE_KEY", "a-key-of-tests-0123456789-abcdefghij")
     (root.parent / "text").write_text("text")
-    assert main(["unpack", str(root.parent / "text")]) == 1
-    assert "is no archive of `jaxd cache pack`" in capsys.readouterr().err
-    assert main(["unpack", str(root.parent / "none")]) == 1
-    assert "No such file" in capsys.readouterr().err
+    for name, words in (("text", "is no archive of `jaxd cache pack`"), ("none", "No such file")):
+        code, _, said = run("unpack", str(root.parent / name))
+        assert (code, words in said) == (1, True)
 
 
-def test_gc_removes_down_to_a_size(
-    store: Store, root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_gc_removes_down_to_a_size(store: Store, root: Path, run: Run, report: Report) -> None:
     """What was used last stays."""
-    assert main(["gc", "--max-bytes", "16K"]) == 0
-    assert capsys.readouterr().out == f"removed 1 files, 4.1 kB; 16.4 kB left in {root}\n"
+    said = f"removed 1 files, 4.1 kB; 16.4 kB left in {root}\n"
+    assert run("gc", "--max-bytes", "16K") == (0, said, "")
     assert store.names("calls") == [b"\xaa\xbb\xcc"]
-    assert main(["gc", "--json"]) == 0
-    assert said_as_json(capsys) == {"files": 0, "bytes": 0, "left": 16384}
+    assert report("gc") == {"files": 0, "bytes": 0, "left": 16384}
 
 
-def test_verify_finds_nothing_wrong(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
-    """It says how much it has looked at."""
-    assert main(["verify"]) == 0
-    assert capsys.readouterr().out == "3 files checked, 0 broken\n"
-
-
-def test_verify_removes_what_is_broken_and_exits_with_1(
-    store: Store, root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Each with its reason; the second time all is well."""
-    program = file_of(root, "programs", b"\x77" * 16)
+def test_verify_removes_what_is_broken_and_exits_with_1(store: Store, root: Path, run: Run) -> None:
+    """Each with its reason; before that nothing is wrong, and the second time all is well."""
+    assert run("verify") == (0, "3 files checked, 0 broken\n", "")
+    program = file_of(root, "programs", PROGRAM)
     data = program.read_bytes()
     program.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     folder = file_of(root, "calls", b"\x55")
     folder.mkdir()
-    assert main(["verify", "--json"]) == 1
-    said = said_as_json(capsys)
-    assert said["checked"] == 4
-    assert {each["path"]: each["reason"] for each in said["broken"]} == {
+    code, said, _ = run("verify", "--json")
+    found = json.loads(said)
+    assert (code, found["checked"]) == (1, 4)
+    assert {each["path"]: each["reason"] for each in found["broken"]} == {
         str(program): "its payload was changed",
         str(folder): "it cannot be opened: Is a directory",
     }
     assert not program.exists()
     assert not folder.exists()
-    assert main(["verify"]) == 0
-
-
-def test_clear_removes_all(store: Store, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without asking where nobody can answer."""
-    assert main(["clear"]) == 0
-    assert capsys.readouterr().out == "removed 3 files, 20.5 kB\n"
-    assert os.listdir(root / "v2") == []
+    assert run("verify")[0] == 0
 
 
 class Terminal(io.StringIO):
@@ -221,16 +190,21 @@ class Terminal(io.StringIO):
         return True
 
 
+def test_clear_removes_all(store: Store, root: Path, run: Run, report: Report) -> None:
+    """Without asking where nobody can answer; a dry run says the same, and removes nothing."""
+    code, said, _ = run("clear", "--dry-run")
+    assert code == 0
+    assert said.startswith(f"would remove 3 files, 20.5 kB, from {root}\n")
+    assert len(report("ls")["calls"]) == 2
+    assert run("clear") == (0, "removed 3 files, 20.5 kB\n", "")
+    assert os.listdir(root / "v2") == []
+
+
 @pytest.mark.parametrize(
     ("typed", "words", "left"), [("n\n", [], 1), ("\n", [], 1), ("y\n", [], 0), ("", ["--yes"], 0)]
 )
 def test_clear_asks_on_a_terminal(
-    store: Store,
-    root: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    typed: str,
-    words: list[str],
-    left: int,
+    store: Store, root: Path, monkeypatch: Any, typed: str, words: list[str], left: int
 ) -> None:
     """Anything but yes leaves all as it is, with exit code 1; `--yes` is not asked."""
     monkeypatch.setattr(sys, "stdin", Terminal(typed))
@@ -242,25 +216,24 @@ OLD = "v1/0123456789abcdef"
 
 
 def test_purge_removes_all_that_jaxd_keeps(
-    store: Store, root: Path, capsys: pytest.CaptureFixture[str]
+    store: Store, root: Path, run: Run, report: Report
 ) -> None:
     """And the folder; first, `--dry-run` says how large each part is, and removes nothing."""
     named = ("eager/jit_f-0a-cache", "quarantine/0123456789abcdef.json", "use/use.json")
     for file in (*named, f"{OLD}/target.json"):
         (root / file).parent.mkdir(parents=True)
         (root / file).write_bytes(b"x" * 5000)
-    assert main(["purge", "--dry-run"]) == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert rows[0][:2] == ["would", "remove"]
+    code, said, _ = run("purge", "--dry-run")
+    rows = [line.split() for line in said.splitlines()]
+    assert (code, rows[0][:2]) == (0, ["would", "remove"])
     parts = ["CACHEDIR.TAG", "eager", "quarantine", "use", "v1", "v2"]
     assert [row[0] for row in rows[1:]] == parts
     assert rows[2] == ["eager", "1", "files", "8.19", "kB"]
     files = [path for path in root.rglob("*") if path.is_file()]
-    assert main(["purge"]) == 0
-    assert capsys.readouterr().out.startswith(f"removed {len(files)} files, ")
+    code, said, _ = run("purge")
+    assert (code, said.startswith(f"removed {len(files)} files, ")) == (0, True)
     assert not root.exists()
-    assert main(["purge", "--json"]) == 0
-    assert said_as_json(capsys) == {"folder": str(root), "bytes": 0, "files": 0}
+    assert report("purge") == {"folder": str(root), "bytes": 0, "files": 0}
 
 
 def test_purge_leaves_what_is_not_jaxds(store: Store, root: Path, tmp_path: Path) -> None:
@@ -281,34 +254,22 @@ def test_purge_leaves_what_is_not_jaxds(store: Store, root: Path, tmp_path: Path
     assert sorted(os.listdir(root)) == kept
 
 
-def test_clear_has_a_dry_run(store: Store, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It says the same as without, and removes nothing."""
-    assert main(["clear", "--dry-run"]) == 0
-    assert capsys.readouterr().out.startswith(f"would remove 3 files, 20.5 kB, from {root}\n")
-    assert main(["ls", "--json"]) == 0
-    assert len(said_as_json(capsys)["calls"]) == 2
-
-
 def test_purge_asks_on_a_terminal(
-    store: Store, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    store: Store, root: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Anything but yes, and the end of the input, leave all as it is."""
-    for typed, code in (("n\n", 1), ("", 130)):
+    for typed, expected in (("n\n", 1), ("", 130)):
         monkeypatch.setattr(sys, "stdin", Terminal(typed))
-        assert main(["purge"]) == code
-        assert f"from {root}? [y/N]" in capsys.readouterr().out
+        code, said, _ = run("purge")
+        assert (code, f"from {root}? [y/N]" in said) == (expected, True)
         assert root.exists()
     monkeypatch.setattr(sys, "stdin", Terminal("y\n"))
-    assert main(["purge"]) == 0
+    assert run("purge")[0] == 0
     assert not root.exists()
-    capsys.readouterr()
-    assert main(["purge"]) == 0  # and where nothing is, nobody is asked
-    assert capsys.readouterr().out == "removed 0 files, 0 B\n"
+    assert run("purge") == (0, "removed 0 files, 0 B\n", "")  # nobody is asked where nothing is
 
 
-def test_purge_names_the_servers_that_run(
-    store: Store, root: Path, runtime: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_purge_names_the_servers_that_run(store: Store, runtime: Path, run: Run) -> None:
     """They write there again; those of other environments too."""
     folder = runtime / "jaxd" / "0123456789ab"
     folder.mkdir(parents=True)
@@ -316,64 +277,42 @@ def test_purge_names_the_servers_that_run(
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{folder}/server.sock")
         listener.listen()
-        assert main(["purge"]) == 0
-        assert f"Stop it first: jaxd stop --server {address}\n" in capsys.readouterr().err
-    assert main(["purge"]) == 0
-    assert capsys.readouterr().err == ""
+        code, _, said = run("purge")
+        assert (code, f"Stop it first: jaxd stop --server {address}\n" in said) == (0, True)
+    assert (*run("purge")[::2],) == (0, "")
 
 
-def test_purge_leaves_the_table_of_users_to_its_server(
-    store: Store, root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_purge_leaves_the_table_of_users_to_its_server(store: Store, root: Path, run: Run) -> None:
     """Of a server with a worker for each principal, which holds a lock of the folder."""
     descriptor = os.open(root, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
-    assert main(["purge", "--yes"]) == 1
-    assert "Stop it first: jaxd stop" in capsys.readouterr().err
+    code, _, said = run("purge", "--yes")
+    assert (code, "Stop it first: jaxd stop" in said) == (1, True)
     assert (root / "v2").exists()
     os.close(descriptor)
-    assert main(["purge", "--yes"]) == 0
+    assert run("purge", "--yes")[0] == 0
 
 
 def test_what_cannot_be_removed_is_said(
-    store: Store, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    store: Store, root: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was not freed."""
     monkeypatch.setattr("jaxd_server.cache.sweep.shutil.rmtree", lambda *_, **__: None)
-    assert main(["purge"]) == 1
-    said = capsys.readouterr()
-    assert said.out == "removed 1 files, 4.1 kB\n"
-    assert f"are left in {root}" in said.err
-
-
-def test_another_folder_can_be_named(
-    store: Store, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """As the server's option of the same name."""
-    monkeypatch.setenv("JAXD_CACHE_DIR", "/nowhere")
-    assert main(["ls", "--json", "--cache-dir", str(root)]) == 0
-    assert len(said_as_json(capsys)["calls"]) == 2
+    code, said, complaint = run("purge")
+    assert (code, said) == (1, "removed 1 files, 4.1 kB\n")
+    assert f"are left in {root}" in complaint
 
 
 @pytest.mark.parametrize("command", ["ls", "gc", "verify", "clear"])
 def test_a_folder_that_others_can_write_is_left_alone(
-    store: Store, root: Path, capsys: pytest.CaptureFixture[str], command: str
+    store: Store, root: Path, run: Run, command: str
 ) -> None:
     """As the server does it, with what to do."""
     root.chmod(0o777)
-    assert main([command]) == 1
-    assert f"run: chmod go-w {root}" in capsys.readouterr().err
+    code, _, said = run(command)
+    assert (code, f"run: chmod go-w {root}" in said) == (1, True)
     assert len(store.names("calls")) == 2
     root.chmod(0o700)
-
-
-def test_a_cache_that_is_switched_off_has_no_commands(
-    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It says so, with exit code 1."""
-    monkeypatch.setenv("JAXD_CACHE_DIR", "none")
-    assert main(["ls"]) == 1
-    assert capsys.readouterr().err.startswith("jaxd: the cache is switched off")
 
 
 @pytest.mark.parametrize(

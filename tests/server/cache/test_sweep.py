@@ -179,7 +179,9 @@ def test_it_removes_down_to_a_level(store: Store, root: Path) -> None:
         keep_call(store, b"%d" % i)
     size = usage_of(store).bytes
     assert sweep(str(root), TARGET, size, level=size // 2).files == 0
-    assert sweep(str(root), TARGET, size - 1, level=size // 2).left <= size // 2
+    swept = sweep(str(root), TARGET, size - 1, level=size // 2)
+    assert swept.left == usage_of(store).bytes <= size // 2
+    assert swept.files == 20 - sum(usage_of(store).files.values())
 
 
 def left_by(root: Path, pid: int, age_s: float) -> Path:

@@ -58,60 +58,31 @@ def test_records_are_written_in_their_order(disk: Disk) -> None:
     assert disk.written == [(b"%d" % i, i, b"p") for i in range(20)]
 
 
-def test_nobody_waits_for_the_disk(disk: Disk) -> None:
-    """A record is taken while the disk hangs, and found at once."""
+@pytest.mark.parametrize(
+    ("steps", "written", "discarded"),
+    [
+        ([(b"second", content) for content in range(5)], [0, 4], []),
+        ([(b"first", 1)], [0, 1], []),
+        ([(b"second", 2), (b"first", None), (b"second", None)], [0], [b"first"]),
+        ([(b"first", None), (b"first", 1)], [0, 1], [b"first"]),
+    ],
+    ids=["the last of several", "put", "dropped", "dropped and put again"],
+)
+def test_what_comes_while_a_record_is_written(
+    disk: Disk, steps: list[tuple[bytes, int | None]], written: list[int], discarded: list[bytes]
+) -> None:
+    """What nobody will read is not written, what is dropped does not come back, no news is lost."""
     disk.stuck()
-    disk.writer.put("calls", b"second", Record(2, b"p"))
-    assert not disk.writer.flush(0)
-    assert disk.writer.find("calls", b"second") == Record(2, b"p")
-    assert disk.writer.find("calls", b"first") == Record(0, b"")
-    assert disk.writer.find("code", b"second") is None
-    assert sorted(disk.writer.names("calls")) == [b"first", b"second"]
-
-
-def test_the_last_of_several_records_of_one_name_is_written(disk: Disk) -> None:
-    """What nobody will read any more is not written."""
-    disk.stuck()
-    for i in range(5):
-        disk.writer.put("calls", b"second", Record(i, b""))
+    for name, content in steps:
+        if content is None:
+            disk.writer.drop("calls", name)
+        else:
+            disk.writer.put("calls", name, Record(content, b""))
+    assert disk.writer.hides("calls", b"first") == bool(discarded)
     disk.goes_on.set()
     assert disk.writer.flush(20)
-    assert [each[1] for each in disk.written] == [0, 4]
-
-
-def test_a_record_that_is_put_while_it_is_written_is_written_again(disk: Disk) -> None:
-    """The newer one is not lost."""
-    disk.stuck()
-    disk.writer.put("calls", b"first", Record(1, b""))
-    disk.goes_on.set()
-    assert disk.writer.flush(20)
-    assert [each[1] for each in disk.written] == [0, 1]
-    assert disk.discarded == []
-
-
-def test_a_record_that_is_dropped_while_it_is_written_is_removed(disk: Disk) -> None:
-    """It does not come back; one that only waited is not written at all."""
-    disk.stuck()
-    disk.writer.put("calls", b"second", Record(2, b""))
-    disk.writer.drop("calls", b"first")
-    disk.writer.drop("calls", b"second")
-    assert disk.writer.hides("calls", b"first")
-    disk.goes_on.set()
-    assert disk.writer.flush(20)
-    assert [each[0] for each in disk.written] == [b"first"]
-    assert disk.discarded == [b"first"]
+    assert ([each[1] for each in disk.written], disk.discarded) == (written, discarded)
     assert not disk.writer.hides("calls", b"first")
-
-
-def test_a_record_that_is_dropped_and_put_again_is_written_last(disk: Disk) -> None:
-    """The old one goes before the new one comes."""
-    disk.stuck()
-    disk.writer.drop("calls", b"first")
-    disk.writer.put("calls", b"first", Record(1, b""))
-    disk.goes_on.set()
-    assert disk.writer.flush(20)
-    assert [each[1] for each in disk.written] == [0, 1]
-    assert disk.discarded == [b"first"]
 
 
 def test_the_thread_outlives_an_error(disk: Disk, warned: Callable[[], list[str]]) -> None:
@@ -146,17 +117,6 @@ def test_a_disk_that_hangs_does_not_fill_the_memory(
     assert disk.writer.flush(20)
     assert disk.written[-1][0] == b"later"
     assert warned() == ["cache_too_slow"]
-
-
-def test_closing_writes_what_waits_and_takes_nothing_more(disk: Disk) -> None:
-    """A drained server has kept all that it compiled."""
-    disk.stuck()
-    disk.writer.put("calls", b"second", Record(0, b""))
-    assert not disk.writer.close(0)
-    disk.writer.put("calls", b"third", Record(0, b""))
-    disk.goes_on.set()
-    assert disk.writer.close(20)
-    assert [each[0] for each in disk.written] == [b"first", b"second"]
 
 
 def test_each_kind_of_trouble_is_said_once(warned: Callable[[], list[str]]) -> None:
