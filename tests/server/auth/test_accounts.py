@@ -15,6 +15,8 @@ from jaxd_server.auth.accounts import Accounts
 from jaxd_server.config.options import ServerOptions
 from tests.server.staging import Log, logged_by
 
+Open = Callable[..., Accounts]
+
 
 @pytest.fixture
 def folder(runtime: Path) -> str:
@@ -29,7 +31,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
 
 
 @pytest.fixture
-def open_accounts(folder: str) -> Callable[..., Accounts]:
+def open_accounts(folder: str) -> Open:
     """Those of a server with these options."""
     return lambda **options: Accounts(ServerOptions(**{"token_dir": folder, **options}))
 
@@ -39,14 +41,16 @@ def principals(accounts: Accounts) -> list[str]:
     return [account.principal for account in accounts.now()]
 
 
-def test_where_nothing_is_said_there_is_nobody(open_accounts: Callable[..., Accounts]) -> None:
-    """And that is no error: a Unix socket needs no account."""
+def test_where_nothing_is_said_there_is_nobody(open_accounts: Open, runtime: Path) -> None:
+    """A Unix socket needs no account; a token file that is to be there and is not is a mistake."""
     assert open_accounts().now() == ()
     assert open_accounts(token_dir="none").now() == ()
+    with pytest.raises(ConfigurationError, match="jaxd token"):
+        open_accounts(token_file=str(runtime / "missing"))
 
 
 def test_the_token_of_the_environment_has_no_name(
-    open_accounts: Callable[..., Accounts], folder: str, monkeypatch: pytest.MonkeyPatch
+    open_accounts: Open, folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside those that have."""
     monkeypatch.setenv("JAXD_TOKEN", "t0ken-for-tests-and-no-more")
@@ -57,7 +61,7 @@ def test_the_token_of_the_environment_has_no_name(
     assert principals(open_accounts(token_dir="none")) == ["token"]
 
 
-def test_names_come_and_go(open_accounts: Callable[..., Accounts], folder: str, log: Log) -> None:
+def test_names_come_and_go(open_accounts: Open, folder: str, log: Log) -> None:
     """From one handshake to the next; each change is a line in the log."""
     accounts = open_accounts()
     assert accounts.now() == ()
@@ -71,9 +75,7 @@ def test_names_come_and_go(open_accounts: Callable[..., Accounts], folder: str, 
     assert log == [(event, {"principal": "account:alice"}) for event in events]
 
 
-def test_whoever_is_here_may_stay_until_then(
-    open_accounts: Callable[..., Accounts], folder: str
-) -> None:
+def test_whoever_is_here_may_stay_until_then(open_accounts: Open, folder: str) -> None:
     """With the token with which they came."""
     add_account("alice", folder)
     add_account("bob", folder)
@@ -87,9 +89,7 @@ def test_whoever_is_here_may_stay_until_then(
     assert not accounts.is_still_valid(bob)
 
 
-def test_the_token_without_a_name_can_be_replaced_too(
-    open_accounts: Callable[..., Accounts], runtime: Path
-) -> None:
+def test_the_token_without_a_name_can_be_replaced_too(open_accounts: Open, runtime: Path) -> None:
     """`jaxd token --force` needs no restart."""
     path = str(runtime / "token")
     first = write_token_file(path)
@@ -101,17 +101,9 @@ def test_the_token_without_a_name_can_be_replaced_too(
     assert accounts.now() == ()
 
 
-def test_a_token_file_that_is_not_there_at_the_start(
-    open_accounts: Callable[..., Accounts], runtime: Path
-) -> None:
-    """Is a mistake; later it lets nobody in."""
-    with pytest.raises(ConfigurationError, match="jaxd token"):
-        open_accounts(token_file=str(runtime / "missing"))
-
-
 @pytest.mark.parametrize("spoil", [lambda p: os.chmod(p, 0o644), lambda p: os.truncate(p, 0)])
 def test_a_file_that_is_no_secret_lets_nobody_in(
-    open_accounts: Callable[..., Accounts], folder: str, log: Log, spoil: Callable[[str], None]
+    open_accounts: Open, folder: str, log: Log, spoil: Callable[[str], None]
 ) -> None:
     """The others are let in; the log says it once, and not what stands there."""
     path, token = add_account("alice", folder)
@@ -126,7 +118,7 @@ def test_a_file_that_is_no_secret_lets_nobody_in(
 
 
 def test_a_folder_that_others_can_change_lets_nobody_in(
-    open_accounts: Callable[..., Accounts], folder: str, log: Log
+    open_accounts: Open, folder: str, log: Log
 ) -> None:
     """Also when that comes about while the server runs."""
     add_account("alice", folder)
@@ -138,9 +130,7 @@ def test_a_folder_that_others_can_change_lets_nobody_in(
     assert principals(accounts) == ["account:alice"]
 
 
-def test_two_names_with_one_token(
-    open_accounts: Callable[..., Accounts], folder: str, log: Log
-) -> None:
+def test_two_names_with_one_token(open_accounts: Open, folder: str, log: Log) -> None:
     """It cannot be told who comes, so the second one does not count, and the log says so once."""
     path, _ = add_account("alice", folder)
     other = Path(folder, "bob")
@@ -154,10 +144,7 @@ def test_two_names_with_one_token(
 
 
 def test_no_more_than_so_many_are_held(
-    open_accounts: Callable[..., Accounts],
-    folder: str,
-    log: Log,
-    monkeypatch: pytest.MonkeyPatch,
+    open_accounts: Open, folder: str, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever puts files there by hand finds it in the log."""
     for name in ("alice", "bob", "carol"):
@@ -168,7 +155,7 @@ def test_no_more_than_so_many_are_held(
 
 
 def test_a_file_is_read_again_only_when_it_is_another(
-    open_accounts: Callable[..., Accounts], folder: str, monkeypatch: pytest.MonkeyPatch
+    open_accounts: Open, folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Handshakes do not wait for a thousand files."""
     add_account("alice", folder)
@@ -177,21 +164,14 @@ def test_a_file_is_read_again_only_when_it_is_another(
     assert principals(accounts) == ["account:alice"]
 
 
-def test_changes_are_seen_at_once(open_accounts: Callable[..., Accounts], folder: str) -> None:
-    """And told once, to whoever asks whether there were any."""
+def test_changes_are_seen_at_once(open_accounts: Open, folder: str) -> None:
+    """And told once, to whoever asks; also what a handshake has found: its folder is as it was."""
     add_account("alice", folder)
     accounts = open_accounts()
     assert [accounts.poll_changed() for _ in range(3)] == [True, False, False]
     remove_account("alice", folder)
     assert [accounts.poll_changed() for _ in range(2)] == [True, False]
-
-
-def test_what_a_handshake_has_found_is_news(
-    open_accounts: Callable[..., Accounts], folder: str
-) -> None:
-    """A file that is written over leaves its folder as it was."""
     path, _ = add_account("alice", folder)
-    accounts = open_accounts()
     assert [accounts.poll_changed() for _ in range(2)] == [True, False]
     Path(path).write_text("another")
     accounts.now()
@@ -207,7 +187,7 @@ def backdated(path: str, token: str) -> None:
 
 
 def test_a_file_that_was_rewritten_and_backdated_is_another(
-    open_accounts: Callable[..., Accounts], folder: str, runtime: Path
+    open_accounts: Open, folder: str, runtime: Path
 ) -> None:
     """With a name or without: the system keeps a time that its owner cannot set."""
     unnamed = str(runtime / "token")
@@ -244,7 +224,7 @@ def test_the_content_counts_where_nothing_else_has_changed(
 
 
 def test_nobody_is_revoked_for_a_oom_handler_of_files(
-    open_accounts: Callable[..., Accounts], folder: str, runtime: Path
+    open_accounts: Open, folder: str, runtime: Path
 ) -> None:
     """While none can be opened, those that are as they were count; one that is gone does not."""
     unnamed = str(runtime / "token")

@@ -56,11 +56,19 @@ def hall(folder: str) -> Iterator[TwoAccounts]:
         yield TwoAccounts(folder, stack)
 
 
-def test_whoever_was_revoked_is_shown_out(hall: TwoAccounts, folder: str) -> None:
-    """Nobody else is; and what the one had is let go of, once."""
-    remove_account("alice", folder)
-    for _ in range(2):
-        hall.connected_accounts.poll()
+@pytest.mark.parametrize("seen_by", ["the next look", "a handshake"])
+def test_whoever_was_revoked_is_shown_out(hall: TwoAccounts, folder: str, seen_by: str) -> None:
+    """Nobody else is, nor who came without an account; what the one had is let go of, once."""
+    hall.connected_accounts.poll()
+    assert not any(map(hall.is_out, hall.ends))
+    client, server = socket.socketpair()
+    with client, server, hall.connected_accounts.present(server, None):
+        remove_account("alice", folder)
+        if seen_by == "a handshake":
+            hall.accounts.now()
+        for _ in range(2):
+            hall.connected_accounts.poll()
+        server.sendall(b"x")
     assert (hall.is_out("account:alice"), hall.is_out("account:bob")) == (True, False)
     assert hall.forgotten == ["account:alice"]
 
@@ -83,22 +91,6 @@ def test_whoever_has_another_token_now_comes_again(hall: TwoAccounts, folder: st
     hall.connected_accounts.poll()
     assert (hall.is_out("account:alice"), hall.is_out("account:bob")) == (True, False)
     assert hall.forgotten == []
-
-
-def test_as_long_as_nothing_changes_nobody_is_looked_at(hall: TwoAccounts) -> None:
-    """Everybody stays."""
-    hall.connected_accounts.poll()
-    hall.connected_accounts.poll()
-    assert not any(map(hall.is_out, hall.ends))
-
-
-def test_what_a_handshake_has_noticed_first_is_not_missed(hall: TwoAccounts, folder: str) -> None:
-    """Somebody else came in between."""
-    remove_account("alice", folder)
-    hall.accounts.now()
-    hall.connected_accounts.poll()
-    assert hall.is_out("account:alice")
-    assert hall.forgotten == ["account:alice"]
 
 
 def test_whoever_is_revoked_while_coming_in(hall: TwoAccounts, folder: str) -> None:
@@ -126,27 +118,13 @@ def test_whoever_left_is_not_shown_out(hall: TwoAccounts, folder: str) -> None:
         server.sendall(b"x")
 
 
-def test_a_connection_without_an_account_stays(hall: TwoAccounts, folder: str) -> None:
-    """It came over a Unix socket: no token can be revoked."""
-    client, server = socket.socketpair()
-    with client, server, hall.connected_accounts.present(server, None):
-        remove_account("alice", folder)
-        hall.connected_accounts.poll()
-        server.sendall(b"x")
-
-
-def accounts_of(folder: str, *names: str) -> Accounts:
-    """The accounts of a folder that has one with each name."""
-    for name in names:
-        add_account(name, folder)
-    return Accounts(ServerOptions(token_dir=folder))
-
-
 def test_a_warning_names_the_first_two_accounts_of_one_process(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once; with the option for people who do not trust each other."""
-    accounts = accounts_of(folder, "alice", "bob", "carol")
+    """Once; with the option for who does not trust the others. A gateway has a worker for each."""
+    for name in ("alice", "bob", "carol"):
+        add_account(name, folder)
+    accounts = Accounts(ServerOptions(token_dir=folder))
     alice, bob, carol = accounts.now()
     log = logged_by(module, monkeypatch)
     connected_accounts = ConnectedAccounts(accounts, share=True)
@@ -163,14 +141,6 @@ def test_a_warning_names_the_first_two_accounts_of_one_process(
     assert event == "accounts_share_a_worker"
     assert fields["accounts"] == ["account:alice", "account:bob"]
     assert "--worker-per-principal" in fields["means"]
-
-
-def test_a_gateway_logs_no_such_warning(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each account has a worker of its own."""
-    accounts = accounts_of(folder, "alice", "bob")
-    log = logged_by(module, monkeypatch)
-    connected_accounts = ConnectedAccounts(accounts)
-    for account in accounts.now():
-        with socket.socket() as sock, connected_accounts.present(sock, account):
-            pass
-    assert log == []
+    connected_accounts = ConnectedAccounts(accounts)  # of a gateway
+    come(alice, bob)
+    assert len(log) == 1

@@ -6,10 +6,13 @@ import socket
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import jaxd
 from jaxd_protocol.errors import AuthenticationFailed, Busy, ProtocolError, VersionMismatch
 from jaxd_protocol.network import tcp_owners
 from jaxd_protocol.network.accounts import Account
@@ -31,12 +34,16 @@ from jaxd_protocol.network.handshake import (
     receive_message,
     send_message,
 )
+from jaxd_protocol.network.tokens import write_token_file
 from jaxd_protocol.wire.tls_socket import TlsSocket
 from jaxd_server.auth import authenticator as module
 from jaxd_server.auth import handshake_slots
-from jaxd_server.auth.authenticator import AuthenticatedPeer, Authenticator
+from jaxd_server.auth.accounts import Accounts
+from jaxd_server.auth.authenticator import AuthenticatedPeer, Authenticator, authenticator_factory
 from jaxd_server.auth.tls_setup import TlsConfig
+from jaxd_server.config.options import ServerOptions
 from tests.certificates import authority
+from tests.server.in_process import InProcessServer
 from tests.server.staging import PATIENCE_S, join, start, until
 
 UNIX = Address.unix("/run/jaxd/s.sock")
@@ -47,27 +54,32 @@ CERTIFICATE = fingerprint_of(certificate_of(authority().certificate))
 OVER_TLS = ChannelBinding("tls", CERTIFICATE)
 
 Pair = tuple[socket.socket, socket.socket]
+Client = Callable[[socket.socket], Any]
+
+
+@contextmanager
+def tcp_pair() -> Iterator[Pair]:
+    """Client's and server's end of a TCP connection."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = socket.create_connection(listener.getsockname(), PATIENCE_S)
+        with client, listener.accept()[0] as accepted:
+            yield client, accepted
 
 
 @pytest.fixture
 def unix() -> Iterator[Pair]:
     """Client's and server's end of a Unix connection."""
-    yield from _closed(socket.socketpair())
+    client, server = socket.socketpair()
+    client.settimeout(PATIENCE_S)
+    with client, server:
+        yield client, server
 
 
 @pytest.fixture
 def tcp() -> Iterator[Pair]:
-    """Client's and server's end of a TCP connection."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        client = socket.create_connection(listener.getsockname(), PATIENCE_S)
-        yield from _closed((client, listener.accept()[0]))
-
-
-def _closed(pair: Pair) -> Iterator[Pair]:
-    pair[0].settimeout(PATIENCE_S)
-    yield pair
-    for sock in pair:
-        sock.close()
+    """The same over TCP."""
+    with tcp_pair() as pair:
+        yield pair
 
 
 def authenticator(
@@ -78,6 +90,12 @@ def authenticator(
     return Authenticator(address, lambda: accounts(token), own, stock)
 
 
+def secured(token: str | None = TOKEN, *, stock: bool = False) -> Authenticator:
+    """One for TLS."""
+    tls = TlsConfig(server_context(*authority()), CERTIFICATE)
+    return Authenticator(TLS, lambda: accounts(token), os.getuid(), stock, tls=tls)
+
+
 def accounts(token: str | None) -> list[Account]:
     """Those of a server that was started with this token."""
     return [] if token is None else [Account.unnamed(token)]
@@ -86,9 +104,7 @@ def accounts(token: str | None) -> list[Account]:
 class Handshake:
     """A client that comes to an authenticator: what either end got, or how it failed."""
 
-    def __init__(
-        self, pair: Pair, keeper: Authenticator, client: Callable[[socket.socket], Any]
-    ) -> None:
+    def __init__(self, pair: Pair, keeper: Authenticator, client: Client) -> None:
         self.client: Any = None
         self.server: Any = None
         thread = threading.Thread(target=self._come, args=(pair[0], client), daemon=True)
@@ -101,7 +117,7 @@ class Handshake:
         thread.join(PATIENCE_S)
         assert not thread.is_alive()
 
-    def _come(self, sock: socket.socket, client: Callable[[socket.socket], Any]) -> None:
+    def _come(self, sock: socket.socket, client: Client) -> None:
         try:
             self.client = client(sock)
         except (ConnectionError, EOFError, OSError, Busy) as error:
@@ -111,7 +127,7 @@ class Handshake:
     def _admit(self, sock: socket.socket, keeper: Authenticator) -> AuthenticatedPeer:
         admitted = keeper.admit(sock)
         if admitted.client_identity is not None:
-            finish_handshake(sock, {}, admitted.proof, {"session": "s"})
+            finish_handshake(admitted.stream, {}, admitted.proof, {"session": "s"})
         return admitted
 
 
@@ -122,12 +138,14 @@ def plain(sock: socket.socket, *, insecure: bool = True) -> ChannelBinding:
     return ChannelBinding("tcp", sock=sock, insecure=insecure)
 
 
-def with_token(token: str | None) -> Callable[[socket.socket], Any]:
+def with_token(token: str | None, *, insecure: bool = True) -> Client:
     """Our own client."""
-    return lambda sock: handshake_with_server(sock, plain(sock), {"numpy": "2"}, token, "resumed")
+    return lambda sock: handshake_with_server(
+        sock, plain(sock, insecure=insecure), {"numpy": "2"}, token, "resumed"
+    )
 
 
-def saying(data: bytes, *, leave: bool = True) -> Callable[[socket.socket], Any]:
+def saying(data: bytes, *, leave: bool = True) -> Client:
     """A client that says only that."""
 
     def say(sock: socket.socket) -> None:
@@ -138,23 +156,110 @@ def saying(data: bytes, *, leave: bool = True) -> Callable[[socket.socket], Any]
     return say
 
 
+def over_tls(then: Callable[[TlsSocket], Any]) -> Client:
+    """A client that shakes hands over TLS first."""
+
+    def come(sock: socket.socket) -> Any:
+        line = TlsSocket(sock, client_context(pinned=True))
+        line.settimeout(PATIENCE_S)
+        line.do_handshake()
+        return then(line)
+
+    return come
+
+
+def tls_token(token: str | None, binding: ChannelBinding = OVER_TLS) -> Client:
+    """Our own client over TLS."""
+    return over_tls(lambda line: handshake_with_server(line, binding, {}, token, None))
+
+
 STOCK = b"\x00\x00\x00\x10\x00" + bytes(17)  # the beginning of an rpyc frame
+
+AUTH = AuthenticationFailed
+Refusal = tuple[Callable[[], Authenticator], Client, type[Exception], type[Exception] | None, str]
+
+
+def asking() -> Authenticator:
+    """One that asks for the token, over TCP."""
+    return authenticator(TCP, TOKEN)
+
+
+def half_open() -> Authenticator:
+    """One whose loopback is left open, and that has a token."""
+    return authenticator(TCP, TOKEN, stock=True)
+
+
+def beyond() -> Authenticator:
+    """The same on all addresses."""
+    return authenticator(Address.tcp("0.0.0.0", 1), TOKEN, stock=True)
+
+
+REFUSED: dict[str, Refusal] = {
+    "a wrong token": (asking, with_token("another one"), AUTH, AUTH, "wrong token"),
+    "no token": (asking, with_token(None), EOFError, AUTH, "JAXD_TOKEN"),
+    "a server without one": (lambda: authenticator(TCP), with_token(None), AUTH, AUTH, "no token"),
+    "a wrong one, open loopback": (half_open, with_token("another one"), AUTH, AUTH, ""),
+    "a wrong one over TLS": (secured, tls_token("x"), AUTH, AUTH, ""),
+    "TLS, open loopback": (lambda: secured(stock=True), tls_token("x"), AUTH, AUTH, ""),
+    "TLS, a server without one": (lambda: secured(None), tls_token(None), AUTH, Exception, ""),
+    "plain text for TLS": (secured, with_token(TOKEN), Exception, AUTH, "tls://"),
+    "another certificate than the server's own": (
+        *(secured, tls_token(TOKEN, ChannelBinding("tls", "ab" * 32))),
+        *(ProtocolError, Exception, "another certificate"),
+    ),
+    "a stock client": (
+        *(asking, saying(STOCK), ProtocolError, None, "--allow-unauthenticated-loopback"),
+    ),
+    "a stock client from elsewhere": (beyond, saying(STOCK), ProtocolError, None, ""),
+    "a browser over TLS": (
+        *(secured, over_tls(lambda line: line.sendall(b"GET / HTTP/1.1\r\n\r\n"))),
+        *(ProtocolError, None, ""),
+    ),
+    **{
+        f"garbage {said!r:.30}": (asking, saying(said), ProtocolError, None, "")
+        for said in (
+            b"GET / HTTP/1.1\r\n\r\n",
+            MAGIC + b"\xff\xff" + bytes(100),
+            MAGIC + b"\x00\x00",
+            MAGIC + b"\x00\x04nope",
+            MAGIC + b"\x00\x02[]",
+            MAGIC + b"\x00\x02{}",
+            MAGIC + b'\x00\x0d{"python": 3}',
+        )
+    },
+    **{
+        f"a peer that leaves after {said!r}": (asking, saying(said), EOFError, None, "")
+        for said in (b"", b"JA", MAGIC, MAGIC + b"\x00", MAGIC + b"\x00\x20{")
+    },
+}
+"""The authenticator, the client, how it fails at the server and there, and in which words."""
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_who_is_not_let_in_is_told_why(tcp: Pair, what: str) -> None:
+    """Who has not proved the token, or speaks another language; both ends say so."""
+    keeper, client, at_server, at_client, words = REFUSED[what]
+    meeting = Handshake(tcp, keeper(), client)
+    assert isinstance(meeting.server, at_server)
+    if at_client is None:
+        assert type(meeting.server) is at_server
+        assert words in str(meeting.server)
+    else:
+        assert isinstance(meeting.client, at_client)
+        assert words in str(meeting.client)
 
 
 # who is it? ---------------------------------------------------------------------------------------
 
 
-def test_the_user_at_the_other_end_is_known() -> None:
+def test_the_user_at_the_other_end_is_known(runtime: Path) -> None:
     """On a real Unix socket, as the system says."""
-    path = f"/tmp/jaxd-{os.getpid()}-{threading.get_ident()}.sock"
     with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
-        listener.bind(path)
-        os_unlink = os.unlink
+        listener.bind(f"{runtime}/a.sock")
         listener.listen()
-        client.connect(path)
+        client.connect(f"{runtime}/a.sock")
         with listener.accept()[0] as accepted:
             assert peer_uid(accepted) == os.getuid()
-        os_unlink(path)
 
 
 def test_where_the_system_does_not_tell_nobody_is_refused(
@@ -177,56 +282,40 @@ def test_our_own_user_is_let_in_without_a_token(unix: Pair) -> None:
 
 
 def test_another_user_is_refused(unix: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Our own client learns why, whatever it said."""
+    """Our own client learns why, whatever it said; a stock one would not understand it."""
     monkeypatch.setattr(module, "peer_uid", lambda sock: 4321)
     meeting = Handshake(unix, authenticator(UNIX, uid=1234), with_token(None))
     assert type(meeting.server) is type(meeting.client) is AuthenticationFailed
     assert "user 4321 may not use the server of user 1234" in str(meeting.server)
     assert "--allow-uid 4321" in str(meeting.server)
     assert str(meeting.client) == str(meeting.server)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        stock = Handshake((ours, theirs), authenticator(UNIX, uid=1234), saying(STOCK))
+    assert type(stock.server) is AuthenticationFailed
 
 
-def test_another_user_may_be_let_in(unix: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By number, as somebody of their own: nobody else's session or values are theirs."""
-    monkeypatch.setattr(module, "peer_uid", lambda sock: 4321)
-    keeper = Authenticator(UNIX, list, 1234, False, allowed_uids=[99, 4321])
-    meeting = Handshake(unix, keeper, with_token(None))
-    assert meeting.server.principal == "uid:4321"
-
-
-def test_a_stock_client_of_another_user_is_dropped(
-    unix: Pair, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("uid", "allowed", "principal"),
+    [(0, (), "uid:0"), (4321, (99, 4321), "uid:4321"), (None, (4321,), None)],
+    ids=["root", "by number", "unknown"],
+)
+def test_others_may_be_let_in(
+    unix: Pair,
+    monkeypatch: pytest.MonkeyPatch,
+    uid: int | None,
+    allowed: tuple[int, ...],
+    principal: str | None,
 ) -> None:
-    """It would not understand the reason."""
-    monkeypatch.setattr(module, "peer_uid", lambda sock: 4321)
-    meeting = Handshake(unix, authenticator(UNIX, uid=1234), saying(STOCK))
-    assert type(meeting.server) is AuthenticationFailed
-
-
-def test_another_user_is_not_waited_for(unix: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unlike a stock client of ours."""
-    monkeypatch.setattr(module, "peer_uid", lambda sock: 4321)
-    monkeypatch.setattr(module, "GREETING_S", 0.05)
-    meeting = Handshake(unix, authenticator(UNIX, uid=1234), saying(b"", leave=False))
-    assert isinstance(meeting.server, TimeoutError)
-
-
-def test_root_is_let_in(unix: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It could do everything without us."""
-    monkeypatch.setattr(module, "peer_uid", lambda sock: 0)
-    assert (
-        Handshake(unix, authenticator(UNIX, uid=1234), with_token(None)).server.principal == "uid:0"
+    """As somebody of their own; root could do all without us. Who is not known, may be anybody."""
+    monkeypatch.setattr(module, "peer_uid", lambda sock: uid)
+    meeting = Handshake(
+        unix, Authenticator(UNIX, list, 1234, False, allowed_uids=allowed), with_token(None)
     )
-
-
-def test_where_the_system_does_not_tell_nobody_comes_to_a_shared_socket(
-    unix: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its folder, which others can enter, is no lock."""
-    monkeypatch.setattr(module, "peer_uid", lambda sock: None)
-    keeper = Authenticator(UNIX, list, os.getuid(), False, allowed_uids=[4321])
-    meeting = Handshake(unix, keeper, with_token(None))
-    assert type(meeting.server) is type(meeting.client) is AuthenticationFailed
+    if principal is None:
+        assert type(meeting.server) is type(meeting.client) is AuthenticationFailed
+    else:
+        assert meeting.server.principal == principal
 
 
 # does it hold the token? --------------------------------------------------------------------------
@@ -240,95 +329,64 @@ def test_the_token_is_proved_both_ways(tcp: Pair) -> None:
     assert meeting.client["session"] == "s"
 
 
-def test_a_wrong_token_is_refused(tcp: Pair) -> None:
-    """Both ends say so."""
-    meeting = Handshake(tcp, authenticator(TCP, TOKEN), with_token("another one"))
-    assert type(meeting.client) is type(meeting.server) is AuthenticationFailed
-    assert "wrong token" in str(meeting.client)
-
-
-def test_a_client_without_a_token_is_told_what_it_needs(tcp: Pair) -> None:
-    """It has sent nothing that could be of use to an impostor."""
-    meeting = Handshake(tcp, authenticator(TCP, TOKEN), with_token(None))
-    assert type(meeting.client) is AuthenticationFailed
-    assert "JAXD_TOKEN" in str(meeting.client)
-
-
-def test_a_server_without_a_token_takes_nobody_over_tcp(tcp: Pair) -> None:
-    """Our own client gets a typed error."""
-    meeting = Handshake(tcp, authenticator(TCP), with_token(None))
-    assert type(meeting.client) is type(meeting.server) is AuthenticationFailed
-    assert "no token" in str(meeting.client)
-
-
 def test_an_open_loopback_needs_no_token(tcp: Pair) -> None:
-    """When the server was told to leave it open."""
+    """When the server was told to leave it open; stock clients may come, as of many examples."""
     meeting = Handshake(tcp, authenticator(TCP, stock=True), with_token(None))
     assert meeting.server.principal == "anonymous@127.0.0.1"
+    with tcp_pair() as pair:
+        stock = Handshake(pair, authenticator(TCP, stock=True), saying(STOCK))
+        assert stock.server == AuthenticatedPeer(pair[1], "anonymous@127.0.0.1")
 
 
-def test_an_open_loopback_still_asks_for_a_token_that_there_is(tcp: Pair) -> None:
-    """Of our own clients, which can prove it."""
-    meeting = Handshake(tcp, authenticator(TCP, TOKEN, stock=True), with_token("another one"))
-    assert type(meeting.server) is AuthenticationFailed
+def come(keeper: Authenticator, token: str) -> Handshake:
+    """One more client over TCP, with that token."""
+    with tcp_pair() as pair:
+        return Handshake(pair, keeper, with_token(token))
 
 
 def test_too_many_wrong_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next ones of that address are looked at later, right or wrong; others' are at once."""
     keeper = authenticator(TCP, TOKEN)
-
-    def come(token: str) -> Handshake:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            client = socket.create_connection(listener.getsockname(), PATIENCE_S)
-            with client, listener.accept()[0] as accepted:
-                return Handshake((client, accepted), keeper, with_token(token))
-
-    said = {type(come("wrong").client) for _ in range(20)}
+    said = {type(come(keeper, "wrong").client) for _ in range(20)}
     assert said == {AuthenticationFailed}
     for token in ("wrong", TOKEN):
-        late = come(token)
+        late = come(keeper, token)
         assert type(late.client) is type(late.server) is Busy
         assert 0 < late.client.retry_after_s <= 3.0
         assert "127.0.0.1" in str(late.client)
     monkeypatch.setattr(module, "rate_limit_key", lambda peer: "elsewhere")
-    assert come(TOKEN).client["session"] == "s"
+    assert come(keeper, TOKEN).client["session"] == "s"
 
 
 def test_users_of_this_machine_are_counted_apart(owner: Callable[[int | None], None]) -> None:
     """Wrong tokens of another user keep nobody else waiting."""
     keeper = Authenticator(TCP, lambda: accounts(TOKEN), os.getuid(), False, insecure=True)
-
-    def come(token: str) -> Handshake:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            client = socket.create_connection(listener.getsockname(), PATIENCE_S)
-            with client, listener.accept()[0] as accepted:
-                return Handshake(
-                    (client, accepted),
-                    keeper,
-                    lambda sock: handshake_with_server(
-                        sock, plain(sock, insecure=True), {}, token, None
-                    ),
-                )
-
     owner(4321)
     for _ in range(20):
-        come("wrong")
-    assert type(come(TOKEN).client) is Busy
+        come(keeper, "wrong")
+    assert type(come(keeper, TOKEN).client) is Busy
     owner(os.getuid())
-    assert come(TOKEN).client["session"] == "s"
+    assert come(keeper, TOKEN).client["session"] == "s"
 
 
-def test_accounts_come_and_go_while_the_server_runs(tcp: Pair) -> None:
+def test_wrong_tokens_are_remembered_at_all_listeners(runtime: Path) -> None:
+    """Whoever has tried twenty at one finds no second chance at the next."""
+    path = str(runtime / "token")
+    write_token_file(path)
+    options = ServerOptions(token_file=path, token_dir="none")
+    authenticator_at = authenticator_factory(options, Accounts(options))
+    first, second = (authenticator_at(Address.tcp("127.0.0.1", port)) for port in (1, 2))
+    assert {type(come(first, "wrong").client) for _ in range(20)} == {AuthenticationFailed}
+    assert type(come(second, "wrong").client) is Busy
+
+
+def test_accounts_come_and_go_while_the_server_runs() -> None:
     """They are asked for when somebody comes."""
     known = [Account.named("alice", "a"), Account.named("bob", "b")]
     keeper = Authenticator(TCP, lambda: known, os.getuid(), False)
-    assert Handshake(tcp, keeper, with_token("b")).server.principal == "account:bob"
+    assert come(keeper, "b").server.principal == "account:bob"
     del known[1]
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        client = socket.create_connection(listener.getsockname(), PATIENCE_S)
-        with client, listener.accept()[0] as accepted:
-            meeting = Handshake((client, accepted), keeper, with_token("b"))
-    assert type(meeting.client) is AuthenticationFailed
+    assert type(come(keeper, "b").client) is AuthenticationFailed
 
 
 def test_strangers_take_no_memory(tcp: Pair) -> None:
@@ -381,22 +439,8 @@ def test_both_ends_have_to_accept_that_somebody_may_stand_in_between(
     """Each in words of its own; the token is asked for all the same."""
     owner(None)
     keeper = Authenticator(TCP, lambda: accounts(TOKEN), os.getuid(), False, insecure=server)
-    said = Handshake(
-        tcp,
-        keeper,
-        lambda sock: handshake_with_server(sock, plain(sock, insecure=client), {}, TOKEN, None),
-    )
+    said = Handshake(tcp, keeper, with_token(TOKEN, insecure=client))
     assert isinstance(said.server, AuthenticatedPeer) is (client and server)
-
-
-def test_another_certificate_than_the_servers_own(tcp: Pair) -> None:
-    """Whoever has shown it ends TLS in between, and can read and change all."""
-    shown = ChannelBinding("tls", "ab" * 32)
-    meeting = Handshake(
-        tcp, secured(), over_tls(lambda line: handshake_with_server(line, shown, {}, TOKEN, None))
-    )
-    assert isinstance(meeting.server, ProtocolError)
-    assert "another certificate" in str(meeting.client)
 
 
 # does it speak our language? ----------------------------------------------------------------------
@@ -407,42 +451,6 @@ def test_a_stock_client_may_come_over_a_unix_socket(unix: Pair) -> None:
     meeting = Handshake(unix, authenticator(UNIX), saying(STOCK))
     assert meeting.server == AuthenticatedPeer(unix[1], f"uid:{os.getuid()}")
     assert unix[1].recv(100) == STOCK
-
-
-def test_a_stock_client_may_not_come_over_tcp(tcp: Pair) -> None:
-    """Unless the loopback is left open."""
-    meeting = Handshake(tcp, authenticator(TCP, TOKEN), saying(STOCK))
-    assert type(meeting.server) is ProtocolError
-    assert "--allow-unauthenticated-loopback" in str(meeting.server)
-
-
-def test_a_stock_client_may_come_over_an_open_loopback(tcp: Pair) -> None:
-    """As the client of many examples does."""
-    meeting = Handshake(tcp, authenticator(TCP, stock=True), saying(STOCK))
-    assert meeting.server == AuthenticatedPeer(tcp[1], "anonymous@127.0.0.1")
-
-
-def test_an_open_loopback_is_not_open_to_other_machines(tcp: Pair) -> None:
-    """The flag says loopback."""
-    beyond = authenticator(Address.tcp("0.0.0.0", 1), TOKEN, stock=True)
-    assert type(Handshake(tcp, beyond, saying(STOCK)).server) is ProtocolError
-
-
-@pytest.mark.parametrize(
-    "garbage",
-    [
-        b"GET / HTTP/1.1\r\n\r\n",
-        MAGIC + b"\xff\xff" + bytes(100),
-        MAGIC + b"\x00\x00",
-        MAGIC + b"\x00\x04nope",
-        MAGIC + b"\x00\x02[]",
-        MAGIC + b"\x00\x02{}",
-        MAGIC + b'\x00\x0d{"python": 3}',
-    ],
-)
-def test_garbage_is_refused(tcp: Pair, garbage: bytes) -> None:
-    """With an error of our own, and without taking memory for what it announces."""
-    assert type(Handshake(tcp, authenticator(TCP, TOKEN), saying(garbage)).server) is ProtocolError
 
 
 def test_another_version_is_told_so(unix: Pair) -> None:
@@ -461,29 +469,30 @@ def test_another_version_is_told_so(unix: Pair) -> None:
     assert "Start a server with Python 3.6" in meeting.client["text"]
 
 
-@pytest.mark.parametrize("said", [b"", b"JA", MAGIC, MAGIC + b"\x00", MAGIC + b"\x00\x20{"])
-def test_a_peer_that_leaves_early_is_no_error(tcp: Pair, said: bytes) -> None:
-    """It connected, perhaps only to see whether somebody is there."""
-    assert type(Handshake(tcp, authenticator(TCP, TOKEN), saying(said)).server) is EOFError
+# is it quick? -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("said", [b"", MAGIC, MAGIC + b"\x00\x20{"])
+@pytest.mark.parametrize(
+    ("over", "said"),
+    [
+        *(("tcp", said) for said in (b"", MAGIC, MAGIC + b"\x00\x20{")),
+        ("unix", MAGIC),
+        ("another user", b""),
+        ("tls", b"\x16\x03\x01\x02"),
+    ],
+)
 def test_a_slow_peer_is_not_waited_for(
-    tcp: Pair, said: bytes, monkeypatch: pytest.MonkeyPatch
+    over: str, said: bytes, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    """It would keep a thread for ever."""
+    """It would keep a thread for ever; a stock client of ours speaks when it has something to."""
     monkeypatch.setattr(module, "GREETING_S", 0.05)
-    meeting = Handshake(tcp, authenticator(TCP, TOKEN), saying(said, leave=False))
-    assert isinstance(meeting.server, TimeoutError)
-
-
-def test_a_slow_peer_on_a_unix_socket_is_not_waited_for_either(
-    unix: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Once it has said that it is one of ours; a stock client speaks when it has something to."""
-    monkeypatch.setattr(module, "GREETING_S", 0.05)
-    meeting = Handshake(unix, authenticator(UNIX), saying(MAGIC, leave=False))
-    assert isinstance(meeting.server, TimeoutError)
+    keeper = secured() if over == "tls" else authenticator(TCP, TOKEN)
+    if over in {"unix", "another user"}:
+        keeper = authenticator(UNIX, uid=os.getuid() if over == "unix" else 1234)
+    if over == "another user":
+        monkeypatch.setattr(module, "peer_uid", lambda sock: 4321)
+    pair = request.getfixturevalue("tcp" if over in {"tcp", "tls"} else "unix")
+    assert isinstance(Handshake(pair, keeper, saying(said, leave=False)).server, TimeoutError)
 
 
 def test_a_trickling_peer_is_not_waited_for(tcp: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -496,16 +505,12 @@ def test_a_trickling_peer_is_not_waited_for(tcp: Pair, monkeypatch: pytest.Monke
         while not over.wait(0.02):
             sock.sendall(b" ")
 
-    def admit() -> None:
-        try:
-            with pytest.raises(TimeoutError):
-                authenticator(TCP, TOKEN).admit(tcp[1])
-        finally:
-            over.set()
-
-    thread = threading.Thread(target=trickle, args=(tcp[0],), daemon=True)
-    thread.start()
-    admit()
+    thread = start(trickle, tcp[0])
+    try:
+        with pytest.raises(TimeoutError):
+            authenticator(TCP, TOKEN).admit(tcp[1])
+    finally:
+        over.set()
     thread.join(PATIENCE_S)
 
 
@@ -517,7 +522,7 @@ def test_a_silent_peer_is_waited_for_two_seconds(
 
     def late(sock: socket.socket) -> Any:
         assert sock.recv(1, socket.MSG_PEEK)
-        return handshake_with_server(sock, plain(sock), {}, TOKEN, None)
+        return with_token(TOKEN)(sock)
 
     meeting = Handshake(tcp, authenticator(TCP, TOKEN), late)
     assert isinstance(meeting.server, TimeoutError)
@@ -530,15 +535,13 @@ def test_a_silent_peer_gives_its_place_to_one_that_speaks(
     """Also when both come from the same address; it is told so."""
     monkeypatch.setattr(handshake_slots, "MAX_HANDSHAKES", 1)
     keeper = authenticator(TCP, TOKEN)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        silent = socket.create_connection(listener.getsockname(), PATIENCE_S)
-        with silent, listener.accept()[0] as accepted:
-            waiting = start(pytest.raises, Busy, keeper.admit, accepted)
-            until(lambda: keeper._handshake_slots._peers)
-            assert Handshake(tcp, keeper, with_token(TOKEN)).client["session"] == "s"
-            join([waiting])
-            with pytest.raises(Busy):
-                handshake_with_server(silent, plain(silent), {}, TOKEN, None)
+    with tcp_pair() as (silent, accepted):
+        waiting = start(pytest.raises, Busy, keeper.admit, accepted)
+        until(lambda: keeper._handshake_slots._peers)
+        assert Handshake(tcp, keeper, with_token(TOKEN)).client["session"] == "s"
+        join([waiting])
+        with pytest.raises(Busy):
+            with_token(TOKEN)(silent)
 
 
 def test_a_unix_socket_has_room_for_any_number(unix: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -550,83 +553,12 @@ def test_a_unix_socket_has_room_for_any_number(unix: Pair, monkeypatch: pytest.M
 # TLS ----------------------------------------------------------------------------------------------
 
 
-def secured(token: str | None = TOKEN, *, stock: bool = False) -> Authenticator:
-    """One for TLS."""
-    tls = TlsConfig(server_context(*authority()), CERTIFICATE)
-    return Authenticator(TLS, lambda: accounts(token), os.getuid(), stock, tls=tls)
-
-
-def over_tls(then: Callable[[TlsSocket], Any]) -> Callable[[socket.socket], Any]:
-    """A client that shakes hands over TLS first."""
-
-    def come(sock: socket.socket) -> Any:
-        line = TlsSocket(sock, client_context(pinned=True))
-        line.settimeout(PATIENCE_S)
-        line.do_handshake()
-        return then(line)
-
-    return come
-
-
 def test_a_client_comes_over_tls(tcp: Pair) -> None:
     """With the token all the same; the rest is spoken over TLS."""
-    versions = {"numpy": "2"}
-
-    def client(line: TlsSocket) -> Any:
-        return handshake_with_server(line, OVER_TLS, versions, TOKEN, None)
-
-    keeper = secured()
-
-    class Finishing(Authenticator):
-        def admit(self, sock: socket.socket) -> AuthenticatedPeer:
-            admitted = keeper.admit(sock)
-            finish_handshake(admitted.stream, {}, admitted.proof, {"session": "s"})
-            return admitted
-
-    meeting = Handshake(tcp, Finishing(TLS, list, 0, False), over_tls(client))
+    meeting = Handshake(tcp, secured(), tls_token(TOKEN))
     assert isinstance(meeting.server.stream, TlsSocket)
     assert meeting.server.principal == "token"
     assert meeting.client["session"] == "s"
-
-
-@pytest.mark.parametrize("stock", [False, True])
-def test_a_token_is_asked_for_over_tls(tcp: Pair, stock: bool) -> None:
-    """Encryption says nothing about who speaks; loopback does not matter either."""
-    meeting = Handshake(
-        tcp,
-        secured(stock=stock),
-        over_tls(lambda line: handshake_with_server(line, OVER_TLS, {}, "x", None)),
-    )
-    assert isinstance(meeting.server, AuthenticationFailed)
-    assert isinstance(meeting.client, AuthenticationFailed)
-
-
-def test_without_a_token_nobody_comes_over_tls(tcp: Pair) -> None:
-    """Also when somebody forgot to look at the start."""
-    meeting = Handshake(
-        tcp,
-        secured(None),
-        over_tls(lambda line: handshake_with_server(line, OVER_TLS, {}, None, None)),
-    )
-    assert isinstance(meeting.server, AuthenticationFailed)
-    assert isinstance(meeting.client, Exception)
-
-
-def test_a_client_without_tls_is_told(tcp: Pair) -> None:
-    """In plain text, which is what it understands; nothing else is said to it."""
-    meeting = Handshake(
-        tcp, secured(), lambda sock: handshake_with_server(sock, plain(sock), {}, TOKEN, None)
-    )
-    assert "tls://" in str(meeting.client)
-    assert isinstance(meeting.client, AuthenticationFailed)
-
-
-def test_somebody_else_who_speaks_tls_is_dropped(tcp: Pair) -> None:
-    """As a browser."""
-    meeting = Handshake(
-        tcp, secured(), over_tls(lambda line: line.sendall(b"GET / HTTP/1.1\r\n\r\n"))
-    )
-    assert isinstance(meeting.server, ProtocolError)
 
 
 @pytest.mark.slow
@@ -640,10 +572,43 @@ def test_a_peer_that_says_nothing_within_tls_is_told_within_it(
     assert json.loads(meeting.client[2:])["error"] == "Busy"
 
 
-def test_a_peer_that_trickles_tls_is_not_waited_for(
-    tcp: Pair, monkeypatch: pytest.MonkeyPatch
+# as the options say -------------------------------------------------------------------------------
+
+
+def test_the_token_guards_tcp_and_not_the_unix_socket(
+    runtime: Path, open_in_process_server: Callable[..., InProcessServer]
 ) -> None:
-    """The time is for the handshakes of TLS and of jaxd together."""
-    monkeypatch.setattr(module, "GREETING_S", 0.2)
-    meeting = Handshake(tcp, secured(), lambda sock: sock.sendall(b"\x16\x03\x01\x02"))
-    assert isinstance(meeting.server, TimeoutError)
+    """Whose directory is the lock."""
+    path = str(runtime / "token")
+    token = write_token_file(path)
+    in_process_server = open_in_process_server(token_file=path)
+    for address, given in ((in_process_server.unix, None), (in_process_server.tcp, token)):
+        with jaxd.connect(address, token=given) as client:
+            assert client.statistics().connections == 1
+    with pytest.raises(AuthenticationFailed):
+        jaxd.connect(in_process_server.tcp, token="wrong-token-for-tests-only").statistics()
+
+
+@pytest.mark.parametrize("guests", [(), (4321,)])
+def test_the_options_say_who_else_may_come(
+    guests: tuple[int, ...], runtime: Path, unix: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over a Unix socket another user, where the server was told so."""
+    monkeypatch.setattr(module, "peer_uid", lambda sock: 4321)
+    options = ServerOptions(allow_uids=guests, token_dir="none")
+    keeper = authenticator_factory(options, Accounts(options))(Address.unix(f"{runtime}/s.sock"))
+    came = Handshake(unix, keeper, with_token(None)).server
+    assert isinstance(came, AuthenticatedPeer if guests else AuthenticationFailed)
+
+
+def test_an_open_loopback_is_reached_by_those_who_say_so(
+    runtime: Path, open_in_process_server: Callable[..., InProcessServer]
+) -> None:
+    """As it asks for no proof, the address has to say that none is expected."""
+    in_process_server = open_in_process_server(
+        allow_unauthenticated_loopback=True, token_dir="none"
+    )
+    with jaxd.connect(f"{in_process_server.tcp}?insecure=1") as client:
+        assert client.statistics().connections == 1
+    with pytest.raises(AuthenticationFailed, match=r"no proof.*\?insecure=1"):
+        jaxd.connect(in_process_server.tcp)

@@ -16,6 +16,7 @@ from jaxd_server.auth import connection_handover
 from jaxd_server.auth.authenticator import AuthenticatedPeer
 from jaxd_server.auth.connection_handover import HandoverReceiver, hand_over
 
+Pair = tuple[socket.socket, socket.socket]
 ME = ClientIdentity(local_peer({"jax": "1"}), "session", "uid:7", 3)
 
 
@@ -30,7 +31,7 @@ def worker(runtime: Path) -> Iterator[socket.socket]:
 
 
 @pytest.fixture
-def client() -> Iterator[tuple[socket.socket, socket.socket]]:
+def client() -> Iterator[Pair]:
     """A client's connection: its end, and the gateway's."""
     theirs, ours = socket.socketpair()
     with theirs, ours:
@@ -47,9 +48,7 @@ def taken(worker: socket.socket, principal: str = "uid:7") -> AuthenticatedPeer:
         raise
 
 
-def test_a_plain_connection_goes_over_itself(
-    worker: socket.socket, client: tuple[socket.socket, socket.socket]
-) -> None:
+def test_a_plain_connection_goes_over_itself(worker: socket.socket, client: Pair) -> None:
     """The worker talks to the client directly; the gateway may end."""
     theirs, ours = client
     ours.settimeout(5)  # as after a handshake
@@ -79,9 +78,7 @@ def test_what_only_the_gateway_can_read_goes_over_the_line(worker: socket.socket
     assert admitted.proof is None
 
 
-def test_a_stock_client_is_handed_over_as_it_came(
-    worker: socket.socket, client: tuple[socket.socket, socket.socket]
-) -> None:
+def test_a_stock_client_is_handed_over_as_it_came(worker: socket.socket, client: Pair) -> None:
     """It has said nothing of itself, and may take its time to say something."""
     hand_over(worker.getsockname(), AuthenticatedPeer(client[1], "uid:7")).close()
     admitted = taken(worker)
@@ -90,9 +87,7 @@ def test_a_stock_client_is_handed_over_as_it_came(
         assert line.gettimeout() is None
 
 
-def test_a_client_of_somebody_else_is_refused(
-    worker: socket.socket, client: tuple[socket.socket, socket.socket]
-) -> None:
+def test_a_client_of_somebody_else_is_refused(worker: socket.socket, client: Pair) -> None:
     """Its connection ends."""
     theirs, ours = client
     hand_over(worker.getsockname(), AuthenticatedPeer(ours, "uid:8", ME)).close()
@@ -103,7 +98,7 @@ def test_a_client_of_somebody_else_is_refused(
 
 
 def test_only_the_servers_user_hands_over(
-    worker: socket.socket, client: tuple[socket.socket, socket.socket], monkeypatch: Any
+    worker: socket.socket, client: Pair, monkeypatch: Any
 ) -> None:
     """Also where somebody else could get at the socket."""
     hand_over(worker.getsockname(), AuthenticatedPeer(client[1], "uid:7", ME)).close()
@@ -122,17 +117,13 @@ def test_half_a_message_is_none(worker: socket.socket, said: bytes) -> None:
         taken(worker)
 
 
-def test_where_no_worker_listens_that_is_an_error(
-    runtime: Path, client: tuple[socket.socket, socket.socket]
-) -> None:
+def test_where_no_worker_listens_that_is_an_error(runtime: Path, client: Pair) -> None:
     """For the gateway to tell of."""
     with pytest.raises(FileNotFoundError):
         hand_over(f"{runtime}/nobody.sock", AuthenticatedPeer(client[1], "uid:7", ME))
 
 
-def test_a_worker_that_takes_nobody_in_holds_up_nobody(
-    runtime: Path, client: tuple[socket.socket, socket.socket]
-) -> None:
+def test_a_worker_that_takes_nobody_in_holds_up_nobody(runtime: Path, client: Pair) -> None:
     """Once as many wait for it as can, the gateway does not wait as well."""
     path = f"{runtime}/full.sock"
     admitted = AuthenticatedPeer(client[1], "uid:7", ME)

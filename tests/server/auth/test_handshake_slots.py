@@ -102,7 +102,7 @@ def test_who_has_left_makes_room(room: Room) -> None:
 
 
 def test_who_loses_its_place_reads_the_end_and_is_told(room: Room) -> None:
-    """With when to come again, by the one whose thread it is."""
+    """With when to come again; also who has proved itself too late: its connection is not whole."""
     strangers = [room.come(name, "x") for name in "abcd"]
     assert strangers[0].sock.recv(1) == b""
     with pytest.raises(Busy, match="others are faster"):
@@ -131,15 +131,11 @@ def test_what_was_said_already_is_not_said_again(room: Room) -> None:
 
 
 def test_before_tls_is_there_an_alert_says_it() -> None:
-    """In the record that TLS has for it."""
+    """In the record that TLS has for it; who has gone is not told, and that is no error."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         refuse_busy(ours, None, Busy("later."))
         assert theirs.recv(100) == bytes.fromhex("15 0303 0002 02 50")
-
-
-def test_who_has_gone_is_not_told() -> None:
-    """And that is no error."""
     ours, theirs = socket.socketpair()
     theirs.close()
     with ours:

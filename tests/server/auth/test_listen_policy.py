@@ -17,8 +17,55 @@ from jaxd_server.auth.listen_policy import check_trust
 from jaxd_server.config.argument_types import SAME_USER
 from jaxd_server.config.options import ServerOptions
 
-LOOPBACK = (Address.tcp("127.0.0.1", 0),)
-EVERYWHERE = (Address.tcp("0.0.0.0", 0),)
+LOOPBACK: dict[str, Any] = {"listen": (Address.tcp("127.0.0.1", 0),)}
+EVERYWHERE: dict[str, Any] = {"listen": (Address.tcp("0.0.0.0", 0),)}
+OPEN: dict[str, Any] = {"allow_unauthenticated_loopback": True}
+PLAIN: dict[str, Any] = {"insecure_plaintext": True}
+TOKEN: dict[str, Any] = {"token_file": "TOKEN"}
+EACH: dict[str, Any] = {"worker_per_principal": True}
+RANGE: dict[str, Any] = {"worker_uids": (61000, 61009)}
+SAME: dict[str, Any] = {"worker_uids": SAME_USER}
+
+ROOT, USER = 0, 1000
+
+# The options, who starts the server, and what is wrong with that; "" where nothing is.
+POLICY: list[tuple[dict[str, Any], int, str]] = [
+    # every user of the machine can reach the loopback; the directory of a socket is its lock
+    ({}, USER, ""),
+    (LOOPBACK, USER, r"every user of this machine .* `jaxd token`"),
+    (LOOPBACK | TOKEN, USER, ""),
+    (LOOPBACK | OPEN, USER, ""),
+    # plain text across a network is accepted in words, and no flag replaces the token
+    (EVERYWHERE | TOKEN, USER, r"not encrypted.*--insecure-plaintext"),
+    (EVERYWHERE | TOKEN | PLAIN, USER, ""),
+    (EVERYWHERE | PLAIN | OPEN, USER, "does not waive that"),
+    # TLS hides what is said, not from whom
+    *(
+        row
+        for host in ("127.0.0.1", "0.0.0.0")
+        for row in (
+            ({"listen": (Address.tls(host, 0),)} | PLAIN, USER, "`jaxd token`"),
+            ({"listen": (Address.tls(host, 0),)} | TOKEN, USER, ""),
+        )
+    ),
+    # where everybody is let in there is nobody to tell apart, and nobody shares programs
+    (LOOPBACK | TOKEN | EACH | OPEN, USER, "clients are not identified"),
+    (LOOPBACK | TOKEN | EACH | {"store": "/store"}, USER, "nobody shares programs"),
+    # root says as whom the workers of tokens run, or that it shall be root; of sockets it is known
+    (LOOPBACK | TOKEN | EACH, ROOT, "would run code as root"),
+    (LOOPBACK | TOKEN | EACH | RANGE, ROOT, ""),
+    (LOOPBACK | TOKEN | EACH | SAME, ROOT, ""),
+    (TOKEN | EACH, ROOT, ""),
+    # only root has workers of other users, and only where each has one of its own
+    (LOOPBACK | TOKEN | EACH, USER, ""),
+    (LOOPBACK | TOKEN | EACH | SAME, USER, ""),
+    (LOOPBACK | TOKEN | EACH | RANGE, USER, "only root can"),
+    (RANGE, USER, "--worker-per-principal"),
+    # a user of the machine is not also an account's: two principals would be one user
+    (EACH | RANGE | {"allow_uids": (0, 61009)}, ROOT, "--allow-uid names one of them"),
+    (EACH | RANGE | {"allow_uids": (0, 61010)}, ROOT, ""),
+    (EACH | SAME | {"allow_uids": (0, 61009)}, ROOT, ""),
+]
 
 
 @pytest.fixture
@@ -29,92 +76,20 @@ def token_file(runtime: Path) -> str:
     return path
 
 
-def test_a_unix_socket_needs_nothing(runtime: Path) -> None:
-    """Its directory is the lock."""
-    check_trust(ServerOptions())
-
-
-def test_loopback_needs_a_token(token_file: str) -> None:
-    """Every user of the machine can reach it, and the error says so and what to do."""
-    with pytest.raises(CannotListen, match=r"every user of this machine .* `jaxd token`"):
-        check_trust(ServerOptions(listen=LOOPBACK))
-    check_trust(ServerOptions(listen=LOOPBACK, token_file=token_file))
-
-
-def test_loopback_without_a_token_can_be_asked_for(runtime: Path) -> None:
-    """The flag's name says what it does."""
-    check_trust(ServerOptions(listen=LOOPBACK, allow_unauthenticated_loopback=True))
-
-
-def test_beyond_loopback_a_token_alone_does_not_do(token_file: str) -> None:
-    """Plain text across a network has to be accepted in words."""
-    with pytest.raises(CannotListen, match=r"not encrypted.*--insecure-plaintext"):
-        check_trust(ServerOptions(listen=EVERYWHERE, token_file=token_file))
-    check_trust(ServerOptions(listen=EVERYWHERE, token_file=token_file, insecure_plaintext=True))
-
-
-def test_beyond_loopback_no_flag_replaces_the_token(runtime: Path) -> None:
-    """Neither flag, nor both, opens the machine to everybody."""
-    with pytest.raises(CannotListen, match="does not waive that"):
-        check_trust(
-            ServerOptions(
-                listen=EVERYWHERE, insecure_plaintext=True, allow_unauthenticated_loopback=True
-            )
-        )
-
-
-def test_workers_for_each_need_to_know_who_comes(token_file: str) -> None:
-    """Where everybody is let in there is nobody to tell apart."""
-    with pytest.raises(ConfigurationError, match="clients are not identified"):
-        check_trust(
-            ServerOptions(
-                listen=LOOPBACK,
-                token_file=token_file,
-                worker_per_principal=True,
-                allow_unauthenticated_loopback=True,
-            )
-        )
-
-
-def test_workers_for_each_share_no_programs(token_file: str) -> None:
-    """What one user's worker has compiled would run in another's."""
-    with pytest.raises(ConfigurationError, match="nobody shares programs"):
-        check_trust(
-            ServerOptions(
-                listen=LOOPBACK, token_file=token_file, worker_per_principal=True, store="/store"
-            )
-        )
-
-
-def test_who_holds_a_token_is_not_root_unawares(
-    token_file: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("options", "user", "wrong"), POLICY)
+def test_a_server_that_would_be_open_does_not_start(
+    token_file: str, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], user: int, wrong: str
 ) -> None:
-    """Root says as whom their workers run, or that it shall be root; of sockets it is known."""
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    told: dict[str, Any] = {"token_file": token_file, "worker_per_principal": True}
-    with pytest.raises(ConfigurationError, match="would run code as root"):
-        check_trust(ServerOptions(listen=LOOPBACK, **told))
-    check_trust(ServerOptions(listen=LOOPBACK, worker_uids=(61000, 61009), **told))
-    check_trust(ServerOptions(listen=LOOPBACK, worker_uids=SAME_USER, **told))
-    check_trust(ServerOptions(**told))
-
-
-def test_only_root_has_workers_of_other_users(
-    token_file: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And only where each has one of its own."""
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    told: dict[str, Any] = {
-        "listen": LOOPBACK,
-        "token_file": token_file,
-        "worker_per_principal": True,
-    }
-    check_trust(ServerOptions(**told))
-    check_trust(ServerOptions(worker_uids=SAME_USER, **told))
-    with pytest.raises(ConfigurationError, match="only root can"):
-        check_trust(ServerOptions(worker_uids=(61000, 61009), **told))
-    with pytest.raises(ConfigurationError, match="--worker-per-principal"):
-        check_trust(ServerOptions(worker_uids=(61000, 61009)))
+    """The error says to whom, and what to do."""
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    if "token_file" in options:
+        options = options | {"token_file": token_file}
+    if not wrong:
+        check_trust(ServerOptions(**options))
+        return
+    about_addresses = "worker_per_principal" not in options and "worker_uids" not in options
+    with pytest.raises(CannotListen if about_addresses else ConfigurationError, match=wrong):
+        check_trust(ServerOptions(**options))
 
 
 def test_a_python_that_keeps_roots_groups_starts_no_workers_of_others(
@@ -125,46 +100,21 @@ def test_a_python_that_keeps_roots_groups_starts_no_workers_of_others(
     told = ServerOptions(worker_per_principal=True, worker_uids=(61000, 61009))
     check_trust(told)
     monkeypatch.setattr(sys, "version_info", (3, 12, 0, "final", 0))
-    with pytest.raises(ConfigurationError, match="CVE-2023-6507"):
-        check_trust(told)
-    with pytest.raises(ConfigurationError, match="CVE-2023-6507"):
-        check_trust(replace(told, worker_uids=None))
+    for options in (told, replace(told, worker_uids=None)):
+        with pytest.raises(ConfigurationError, match="CVE-2023-6507"):
+            check_trust(options)
     check_trust(replace(told, worker_uids=SAME_USER))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     check_trust(replace(told, worker_uids=None))
 
 
-def test_a_user_of_the_machine_is_not_also_an_accounts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else two principals would be one user."""
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    told = ServerOptions(
-        worker_per_principal=True, worker_uids=(61000, 61009), allow_uids=(0, 61009)
-    )
-    with pytest.raises(ConfigurationError, match="--allow-uid names one of them"):
-        check_trust(told)
-    check_trust(replace(told, allow_uids=(0, 61010)))
-    check_trust(replace(told, worker_uids=SAME_USER))
-
-
-def test_tls_needs_a_token_on_every_address(token_file: str) -> None:
-    """It hides what is said, not from whom."""
-    for address in (Address.tls("127.0.0.1", 0), Address.tls("0.0.0.0", 0)):
-        with pytest.raises(CannotListen, match="`jaxd token`"):
-            check_trust(ServerOptions(listen=(address,), insecure_plaintext=True))
-        check_trust(ServerOptions(listen=(address,), token_file=token_file))
-
-
-def test_a_token_file_that_others_can_read_is_refused(token_file: str) -> None:
-    """Also when only a Unix socket is opened: who named a file wants it to work."""
+def test_a_token_that_others_can_reach_is_refused(token_file: str, runtime: Path) -> None:
+    """Who named a file wants it to work; a named token does as well, in a folder of one's own."""
     Path(token_file).chmod(0o644)
     with pytest.raises(ConfigurationError, match=f"chmod 600 {token_file}"):
         check_trust(ServerOptions(token_file=token_file))
-
-
-def test_a_named_token_does_as_well(runtime: Path) -> None:
-    """One without a name need not exist; a folder that others can change is refused."""
     folder = runtime / "tokens"
-    options = ServerOptions(listen=LOOPBACK, token_dir=str(folder))
+    options = ServerOptions(**LOOPBACK, token_dir=str(folder))
     with pytest.raises(CannotListen):
         check_trust(options)
     add_account("alice", str(folder))

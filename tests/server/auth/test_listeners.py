@@ -26,6 +26,12 @@ def leave_a_dead_socket(path: Path) -> None:
         gone.bind(str(path))
 
 
+def refused(words: str, *addresses: Address, **more: bool) -> None:
+    """Checks that nobody listens there, and that the error says so in these words."""
+    with pytest.raises(CannotListen, match=words), open_listeners(addresses, **more):
+        pass
+
+
 def test_a_missing_directory_is_made_private(runtime: Path) -> None:
     """Nobody else can enter it, and the socket file goes with the server."""
     path = runtime / "new" / "server.sock"
@@ -38,11 +44,7 @@ def test_a_missing_directory_is_made_private(runtime: Path) -> None:
 def test_a_directory_that_others_can_enter_is_refused(runtime: Path) -> None:
     """With the command that mends it."""
     runtime.chmod(0o755)
-    with (
-        pytest.raises(CannotListen, match=f"chmod 700 {runtime}"),
-        open_listeners([unix(runtime / "server.sock")]),
-    ):
-        pass
+    refused(f"chmod 700 {runtime}", unix(runtime / "server.sock"))
 
 
 def mode_of(path: Path) -> int:
@@ -83,11 +85,7 @@ def test_a_link_of_somebody_else_is_not_followed(
         return os.stat_result((*found[:4], os.getuid() + 1, *found[5:]))
 
     monkeypatch.setattr(os, "lstat", of_another)
-    with (
-        pytest.raises(CannotListen, match="another user has made"),
-        open_listeners([unix(link / "s.sock")], for_others=for_others),
-    ):
-        pass
+    refused("another user has made", unix(link / "s.sock"), for_others=for_others)
 
 
 @pytest.mark.parametrize(("mode", "words"), [(0o777, "can change"), (0o700, "have to enter")])
@@ -98,21 +96,14 @@ def test_a_folder_that_is_not_fit_for_others_is_refused(
     folder = runtime / "folder"
     folder.mkdir()
     folder.chmod(mode)
-    with (
-        pytest.raises(CannotListen, match=f"{words}.*chmod 711 {folder}"),
-        open_listeners([unix(folder / "s.sock")], for_others=True),
-    ):
-        pass
+    refused(f"{words}.*chmod 711 {folder}", unix(folder / "s.sock"), for_others=True)
     (runtime / "file").touch()
-    with (
-        pytest.raises(CannotListen, match="cannot make the directory"),
-        open_listeners([unix(runtime / "file" / "folder" / "s.sock")], for_others=True),
-    ):
-        pass
+    below = unix(runtime / "file" / "folder" / "s.sock")
+    refused("cannot make the directory", below, for_others=True)
 
 
 def test_the_socket_of_a_dead_server_is_replaced(runtime: Path) -> None:
-    """A crash does not have to be cleaned up by hand."""
+    """A crash need not be cleaned up by hand; at its end a server removes its own file only."""
     path = runtime / "server.sock"
     leave_a_dead_socket(path)
     with open_listeners([unix(path)]), socket.socket(socket.AF_UNIX) as caller:
@@ -123,13 +114,7 @@ def test_the_socket_of_a_living_server_is_left_alone(runtime: Path) -> None:
     """The error names the two ways out, and the other server still answers."""
     path = runtime / "server.sock"
     with open_listeners([unix(path)]):
-        with (
-            pytest.raises(
-                CannotListen, match=r"already answers at .*`jaxd stop`.*another --listen"
-            ),
-            open_listeners([unix(path)]),
-        ):
-            pass
+        refused(r"already answers at .*`jaxd stop`.*another --listen", unix(path))
         with socket.socket(socket.AF_UNIX) as caller:
             caller.connect(str(path))
 
@@ -138,8 +123,7 @@ def test_a_file_that_is_no_socket_is_left_alone(runtime: Path) -> None:
     """A mistyped path does not cost the user a file."""
     path = runtime / "thesis.tex"
     path.write_text("years of work")
-    with pytest.raises(CannotListen, match="is no socket"), open_listeners([unix(path)]):
-        pass
+    refused("is no socket", unix(path))
     assert path.read_text() == "years of work"
 
 
@@ -167,76 +151,38 @@ def test_port_0_becomes_the_port_that_was_given(runtime: Path) -> None:
 
 
 def test_a_port_in_use_is_named(runtime: Path) -> None:
-    """With the way to a free one."""
+    """With the way to a free one; a host that no resolver knows is the user's to correct."""
     with open_listeners([FREE_PORT]) as (first,):
-        port = first.address.port
-        with (
-            pytest.raises(CannotListen, match=rf"port {port} .*tcp://127\.0\.0\.1:0 takes a free"),
-            open_listeners([first.address]),
-        ):
-            pass
-
-
-def test_a_host_that_does_not_exist_is_named(runtime: Path) -> None:
-    """A name that no resolver knows is the user's to correct."""
-    nowhere = Address.tcp("nowhere.invalid", 0)
-    with (
-        pytest.raises(CannotListen, match=r"nowhere.invalid:0.*another --listen"),
-        open_listeners([nowhere]),
-    ):
-        pass
+        words = rf"port {first.address.port} .*tcp://127\.0\.0\.1:0 takes a free"
+        refused(words, first.address)
+    refused(r"nowhere.invalid:0.*another --listen", Address.tcp("nowhere.invalid", 0))
 
 
 def test_nothing_stays_open_when_a_later_address_fails(runtime: Path) -> None:
     """A failed start leaves the machine as it was."""
     path = runtime / "server.sock"
-    with pytest.raises(CannotListen), open_listeners([unix(path), Address.unix("/" + "x" * 200)]):
-        pass
+    refused(".", unix(path), Address.unix("/" + "x" * 200))
     assert not path.exists()
 
 
-def test_a_full_disk_is_named_when_the_directory_is_made(
-    runtime: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("broken", "number", "words"),
+    [
+        ("os.makedirs", errno.ENOSPC, r"No space left.*Free some room"),
+        ("socket.socket.bind", errno.ENOSPC, "no room on its disk"),
+        ("jaxd_server.auth.listeners.socket.socket", errno.EMFILE, "Too many open files"),
+    ],
+)
+def test_what_the_system_has_no_more_of_is_named(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch, broken: str, number: int, words: str
 ) -> None:
-    """The message says that room is what is missing."""
-    monkeypatch.setattr(os, "makedirs", no_room)
-    with (
-        pytest.raises(CannotListen, match=r"No space left.*Free some room"),
-        open_listeners([unix(runtime / "new" / "server.sock")]),
-    ):
-        pass
+    """Room for the directory, or for the socket file itself, or files to open."""
 
+    def fail(*_: object, **__: object) -> NoReturn:
+        raise OSError(number, os.strerror(number))
 
-def test_a_full_disk_is_named_when_the_socket_is_bound(
-    runtime: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also when only the socket file itself found no room."""
-    monkeypatch.setattr(socket.socket, "bind", no_room)
-    with (
-        pytest.raises(CannotListen, match="no room on its disk"),
-        open_listeners([unix(runtime / "server.sock")]),
-    ):
-        pass
-
-
-def no_room(*_: object, **__: object) -> NoReturn:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def test_no_file_left_to_open_is_said_as_anything_else_that_is_in_the_way(
-    runtime: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It may pass, and is no fault of the program's."""
-
-    def fail(*_: Any) -> NoReturn:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    monkeypatch.setattr("jaxd_server.auth.listeners.socket.socket", fail)
-    with (
-        pytest.raises(CannotListen, match="Too many open files"),
-        open_listeners([unix(runtime / "server.sock")]),
-    ):
-        pass
+    monkeypatch.setattr(broken, fail)
+    refused(words, unix(runtime / "new" / "server.sock" if "os." in broken else runtime / "s.sock"))
 
 
 @pytest.mark.parametrize("kind", ["unix", "tcp"])

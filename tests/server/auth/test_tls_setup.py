@@ -32,8 +32,7 @@ def test_without_tls_nothing_is_made(runtime: Path) -> None:
     """And nothing is printed."""
     options = ServerOptions()
     assert ready_for_tls(options) is options
-    with socket.socket() as sock:
-        assert connection_hints(options, [Listener(Address.tcp("localhost", 1), sock)]) == []
+    assert line_of(options, Address.tcp("localhost", 1)) == []
     assert not (runtime / "config").exists()
 
 
@@ -48,13 +47,17 @@ def test_token_and_certificate_are_made_once(runtime: Path) -> None:
     assert ready_for_tls(options) == options
 
 
-def test_what_is_given_is_used(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A token of the environment, a certificate of one's own."""
+def test_a_certificate_of_ones_own_is_checked_by_name(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So there is no fingerprint; a token of the environment is used, and is not printed."""
     monkeypatch.setenv("JAXD_TOKEN", "a-secret-for-tests-and-no-more")
     certificate, key = signed()
     options = ready_for_tls(ServerOptions(listen=ANYWHERE, tls_cert=certificate, tls_key=key))
     assert (options.token_file, options.tls_cert, options.tls_key) == (None, certificate, key)
     assert not (runtime / "config").exists()
+    lines = line_of(options, Address.tls("gpu-host", 1))
+    assert lines == ["export JAXD_SERVER=tls://gpu-host:1 JAXD_TOKEN=…"]
 
 
 def test_a_certificate_that_cannot_be_used_ends_the_start(runtime: Path) -> None:
@@ -78,22 +81,8 @@ def test_the_line_names_the_certificate(runtime: Path, monkeypatch: pytest.Monke
         ("0.0.0.0", 99, "gpu.example.org", "gpu.example.org:99"),
         ("0.0.0.0", 99, "gpu.example.org:443", "gpu.example.org:443"),
     ]:
-        asked = replace(options, advertise=advertise)
-        with socket.socket() as sock:
-            (line,) = connection_hints(asked, [Listener(Address.tls(host, port), sock)])
-        assert line == f"export JAXD_SERVER='tls://{name}#sha256={pin}'{token}"
-
-
-def test_a_certificate_of_ones_own_is_checked_by_name(
-    runtime: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """So there is no fingerprint; and a token of the environment is not printed."""
-    monkeypatch.setenv("JAXD_TOKEN", "a-secret-for-tests-and-no-more")
-    certificate, key = signed()
-    options = ready_for_tls(ServerOptions(listen=ANYWHERE, tls_cert=certificate, tls_key=key))
-    with socket.socket() as sock:
-        (line,) = connection_hints(options, [Listener(Address.tls("gpu-host", 1), sock)])
-    assert line == "export JAXD_SERVER=tls://gpu-host:1 JAXD_TOKEN=…"
+        lines = line_of(replace(options, advertise=advertise), Address.tls(host, port))
+        assert lines == [f"export JAXD_SERVER='tls://{name}#sha256={pin}'{token}"]
 
 
 def test_where_people_have_tokens_none_without_a_name_is_made(runtime: Path) -> None:
@@ -102,8 +91,7 @@ def test_where_people_have_tokens_none_without_a_name_is_made(runtime: Path) -> 
     add_account("alice", folder)
     options = ready_for_tls(ServerOptions(listen=ANYWHERE, token_dir=folder))
     assert options.token_file is None
-    with socket.socket() as sock:
-        (line,) = connection_hints(options, [Listener(Address.tls("gpu-host", 1), sock)])
+    (line,) = line_of(options, Address.tls("gpu-host", 1))
     assert line.endswith(" JAXD_TOKEN_FILE=…")
 
 
@@ -142,7 +130,7 @@ def test_the_line_for_other_users_names_whose_server_it_is(
 
 
 def test_it_is_made_once_and_found_again(runtime: Path) -> None:
-    """With its key, in one file that only its owner can read, and nothing else is left."""
+    """With its key, in one file that only its owner can read; else it would prove nothing."""
     path = prepare_own_certificate()
     assert path == own_certificate_file() == str(runtime / "config" / "jaxd" / "tls.pem")
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
@@ -151,6 +139,9 @@ def test_it_is_made_once_and_found_again(runtime: Path) -> None:
     before = certificate_of(path)
     assert prepare_own_certificate() == path
     assert certificate_of(path) == before
+    os.chmod(path, 0o640)
+    with pytest.raises(ConfigurationError, match=f"rm {path}"):
+        prepare_own_certificate()
 
 
 def test_servers_that_start_together_have_the_same_one(runtime: Path) -> None:
@@ -171,16 +162,8 @@ def test_servers_that_start_together_have_the_same_one(runtime: Path) -> None:
     assert len(set(found)) == 1
 
 
-def test_a_key_that_others_can_read_is_refused(runtime: Path) -> None:
-    """It would prove nothing; the error says how to have another."""
-    path = prepare_own_certificate()
-    os.chmod(path, 0o640)
-    with pytest.raises(ConfigurationError, match=f"rm {path}"):
-        prepare_own_certificate()
-
-
 def test_without_openssl(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error says how to do with it and without it."""
+    """The error says how to do with it and without it; so where the folder cannot be written."""
     monkeypatch.setenv("PATH", str(runtime))
     with pytest.raises(ConfigurationError, match=r"apt-get install openssl.*--tls-cert"):
         prepare_own_certificate()
