@@ -3,7 +3,7 @@ from __future__ import annotations
 import time
 
 from jaxd_protocol.pytree import Leaf
-from jaxd_server.values.byte_accounting import holder_rows, largest
+from jaxd_server.values.byte_accounting import ValueAccounting, holder_rows, largest
 from jaxd_server.values.value import NamedValues, SessionValues, Value
 
 MIB = 1 << 20
@@ -42,16 +42,12 @@ def test_there_is_a_row_for_each_name_and_each_maker() -> None:
 
 
 def test_what_has_a_name_is_in_its_row_alone() -> None:
-    """Also when several numbers and names stand for it: the rows add up to what is held."""
+    """The rows add up to what is held, whatever stands for it; of others only the size is told."""
     one = value(8, "step")
     names = {("me", name): NamedValues(b"", (one,), None) for name in "ab"}
     rows = holder_rows("me", names, [session("me", one, one, value(2, "step"))], {"me": 10}, 0.0)
     assert sum(row["bytes"] for row in rows) == 10
     assert sum(row["values"] for row in rows) == 2
-
-
-def test_of_others_only_the_size_is_told() -> None:
-    """Neither their names nor what their functions are called."""
     names = {("you", "secret"): NamedValues(b"", (value(8, "put"),), None)}
     rows = holder_rows("me", names, [session("you", value(8, "private"))], {"you": 16}, 0.0)
     (row,) = rows
@@ -65,3 +61,14 @@ def test_the_largest_are_told_in_words() -> None:
     rows = holder_rows("me", {}, [session("me", *(value(MIB, f"f{i}") for i in range(7)))], {}, 0.0)
     assert largest(rows) == "; ".join(f"f{i} 1.0 MiB" for i in range(5))
     assert largest([]) == "none"
+
+
+def test_what_goes_leaves_nothing_behind() -> None:
+    """No principal stays in the account with nothing."""
+    room = ValueAccounting(limit=100, share=1.0)
+    room.charge("a", 30)
+    room.promise("a", 70)
+    room.promise("a", -70)
+    room.charge("a", -30)
+    assert (room.values.used_by, room.values.used) == ({}, 0)
+    assert room.has("b", 100)

@@ -66,16 +66,12 @@ def address_of(view: memoryview) -> int:
 
 
 def test_both_ends_see_the_same_bytes(mappings: ClientMemory) -> None:
-    """What the one writes, the other reads."""
+    """What the one writes, the other reads; arguments can only be read."""
     memory = shared(mappings)
     memory[7:10] = b"abc"
     assert bytes(mappings.view(1, 7, 3)) == b"abc"
     mappings.writable_view(1, 100, 3)[:] = b"xyz"
     assert bytes(memory[100:103]) == b"xyz"
-
-
-def test_arguments_can_only_be_read(mappings: ClientMemory) -> None:
-    """They are the client's."""
     shared(mappings)
     assert mappings.view(1, 0, 9).readonly
 
@@ -103,10 +99,8 @@ def test_a_block_that_is_announced_twice_is_one(mappings: ClientMemory) -> None:
     assert bytes(mappings.view(1, 0, 1)) == b"x"
 
 
-def test_memory_that_could_be_taken_away_is_refused_and_not_left_open(
-    mappings: ClientMemory,
-) -> None:
-    """And memory that is smaller than announced, or no memory."""
+def test_memory_that_could_be_taken_away_is_refused(mappings: ClientMemory) -> None:
+    """And memory that is smaller than announced, that cannot be written, or no memory."""
     unsealed = os.memfd_create("test")
     os.ftruncate(unsealed, SIZE)
     pipe, other = os.pipe()
@@ -116,10 +110,6 @@ def test_memory_that_could_be_taken_away_is_refused_and_not_left_open(
     ]:  # fmt: skip
         with pytest.raises(ProtocolError):
             mappings.add(1, nbytes, descriptor)
-
-
-def test_memory_that_cannot_be_written_is_refused(mappings: ClientMemory) -> None:
-    """Results could not be put there."""
     import fcntl
 
     descriptor = os.memfd_create("test", os.MFD_ALLOW_SEALING)

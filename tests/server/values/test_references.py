@@ -17,10 +17,8 @@ from jaxd_protocol.messages.data_locations import (
     VALUE,
     DataLocation,
     content_id,
-    first_value_id,
     pack_ids,
 )
-from jaxd_protocol.messages.failures import ForwardedFailure, encode_failure
 from jaxd_protocol.pytree import Layout, Leaf
 from jaxd_protocol.pytree.leaves import spec_bytes
 from jaxd_server.rpc.services.values import spec_of
@@ -57,22 +55,8 @@ class ReferencedDataBench:
         return found
 
 
-def test_values_and_blocks_are_put_where_they_belong() -> None:
-    """The value as it is, without a copy; what was sent stays where it is."""
-    bench = ReferencedDataBench()
-    first, second, third = bench.fill(
-        DataLocation(0, VALUE, 7),
-        DataLocation(2, BLOCK, 5, 12),
-        leaves=(None, DATA, None),
-        looks=(F3, F3, F3),
-    )
-    assert first is bench.array
-    assert second is DATA
-    assert third.tolist() == [0, 1, 2]
-
-
 def test_what_is_to_be_kept_becomes_a_value() -> None:
-    """With the dtype that it was sent with; a call can have it by its number from then on."""
+    """With the dtype that it was sent with; all of it or none, and half of the room stays free."""
     bench = ReferencedDataBench()
     wide: Any = np.arange(3) + (1 << 40)
     leaf = Leaf("A", "int64", (3,))
@@ -81,6 +65,14 @@ def test_what_is_to_be_kept_becomes_a_value() -> None:
     assert bench.own.get(9).array is given
     assert (len(bench.values), bench.values.nbytes) == (2, 36)
     assert bench.fill(DataLocation(0, VALUE, 9), leaves=(None,), looks=(leaf,))[0] is given
+    bench = ReferencedDataBench(limit=70)
+    leaves: Any = [DATA, DATA]
+    rows = [DataLocation(0, CACHED_AS_VALUE, 8), DataLocation(1, CACHED_AS_VALUE, 9)]
+    assert bench.referenced_data.fill(rows, Layout((F3, F3), tuple), leaves, ())[0] == (8, 9)
+    assert [leaf.tolist() for leaf in leaves] == [[0, 1, 2]] * 2
+    assert len(bench.values) == 1
+    assert bench.referenced_data.fill(rows[:1], Layout((F3, F3), tuple), leaves, ())[0] == ()
+    assert bench.values.nbytes == 24
 
 
 def stored(leaf: int, data: Any) -> DataLocation:
@@ -92,7 +84,7 @@ def stored(leaf: int, data: Any) -> DataLocation:
 
 
 def test_what_is_stored_can_become_a_value_later() -> None:
-    """Under each id that its client likes, and only of its own; it is no value before that."""
+    """Under each id that its client likes, and only of its own."""
     bench, row = ReferencedDataBench(), stored(0, DATA)
     (given,) = bench.fill(row, leaves=(DATA,), looks=(F3,))
     assert (given.tolist(), len(bench.values)) == (DATA.tolist(), 1)
@@ -104,36 +96,33 @@ def test_what_is_stored_can_become_a_value_later() -> None:
     assert bench.values.nbytes == 24
     other = ReferencedData(bench.values, SessionValues("uid:2"), Blocks())
     assert other.adopt(asked, pack_ids([1, 2])) == (OK, bytes([0, 0]))
-
-
-def test_what_has_no_room_does_not_become_a_value() -> None:
-    """Its client sends it then."""
     bench, row = ReferencedDataBench(limit=20), stored(0, DATA)
     bench.fill(row, leaves=(DATA,), looks=(F3,))
     assert bench.referenced_data.adopt(pack_ids([row.a, row.b]), pack_ids([20])) == (OK, bytes(1))
 
 
 def test_what_is_stored_has_to_be_what_its_client_says() -> None:
-    """Also its dtype and its shape; else a later call would get something else."""
+    """Also its dtype and its shape; a question has two numbers for each id."""
     bench = ReferencedDataBench()
     for lie in (DATA + 1, DATA.reshape(3, 1), DATA.view(np.int32)):
         with pytest.raises(ProtocolError, match="not what its client says"):
             bench.fill(stored(0, lie), leaves=(DATA,), looks=(F3,))
     assert len(bench.values.contents) == 0
+    with pytest.raises(ProtocolError, match="readably"):
+        ReferencedDataBench().referenced_data.adopt(pack_ids([1, 2, 3]), pack_ids([4]))
 
 
-def test_what_is_stored_and_given_up_at_once_is_copied() -> None:
-    """What is held is not what the call uses up."""
+def test_what_is_held_and_given_up_at_once_is_copied() -> None:
+    """What is kept or stored is not what the call uses up."""
     bench, row = ReferencedDataBench(), stored(0, DATA)
     (lent,) = bench.fill(row, leaves=(DATA,), donated={0}, looks=(F3,))
     bench.referenced_data.adopt(pack_ids([row.a, row.b]), pack_ids([20]))
     assert lent is not bench.own.get(20).array
-
-
-def test_a_question_that_cannot_be_read_is_refused() -> None:
-    """Two numbers for each id."""
-    with pytest.raises(ProtocolError, match="readably"):
-        ReferencedDataBench().referenced_data.adopt(pack_ids([1, 2, 3]), pack_ids([4]))
+    bench = ReferencedDataBench()
+    (lent,) = bench.fill(
+        DataLocation(0, CACHED_AS_VALUE, 9), leaves=(DATA,), donated={0}, looks=(F3,)
+    )
+    assert lent is not bench.own.get(9).array
 
 
 HOSTILE = [
@@ -181,7 +170,7 @@ def test_a_value_has_to_be_what_the_call_says(leaf: Leaf) -> None:
 
 
 def test_a_row_may_speak_of_several_values() -> None:
-    """They are put in, and those that are donated are the call's, one by one."""
+    """Those that are donated are the call's, one by one, and cannot be in two ranges."""
     bench = ReferencedDataBench()
     bench.values.add(bench.own, {8: Value(bench.array, F3, 12, "f", copied=True)})
     bench.values.add(bench.own, {9: Value(bench.array + 1, F3, 12, "f")})
@@ -194,10 +183,6 @@ def test_a_row_may_speak_of_several_values() -> None:
     assert filled[1] == [Given(range(2, 3), range(9, 10))]
     with pytest.raises(ValueDeleted):
         bench.referenced_data.fill([DataLocation(0, VALUE, 8, 2)], layout, leaves, ())
-
-
-def test_what_is_donated_cannot_be_in_two_handle_ranges() -> None:
-    """Neither when one lies inside of the other, nor when only their ends meet; apart is fine."""
     bench = ReferencedDataBench()
     for number in (8, 9, 10):
         bench.values.add(bench.own, {number: Value(bench.array + number, F3, 12, "f")})
@@ -213,39 +198,13 @@ def test_what_is_donated_cannot_be_in_two_handle_ranges() -> None:
     assert given == [Given(range(1), range(9, 10)), Given(range(3, 4), range(8, 9))]
 
 
-def test_what_has_no_room_is_not_kept() -> None:
-    """All of it or none, and half of the room stays free; the call has it all the same."""
-    bench = ReferencedDataBench(limit=70)
-    leaves: Any = [DATA, DATA]
-    rows = [DataLocation(0, CACHED_AS_VALUE, 8), DataLocation(1, CACHED_AS_VALUE, 9)]
-    assert bench.referenced_data.fill(rows, Layout((F3, F3), tuple), leaves, ())[0] == (8, 9)
-    assert [leaf.tolist() for leaf in leaves] == [[0, 1, 2]] * 2
-    assert len(bench.values) == 1
-    assert bench.referenced_data.fill(rows[:1], Layout((F3, F3), tuple), leaves, ())[0] == ()
-    assert bench.values.nbytes == 24
-
-
-def test_the_failure_of_a_call_is_that_of_those_that_use_its_results() -> None:
-    """With its own traceback."""
-    bench = ReferencedDataBench()
-    bench.own.failures[3] = encode_failure(ZeroDivisionError("there"))
-    with pytest.raises(ForwardedFailure):
-        bench.fill(DataLocation(0, VALUE, first_value_id(3) + 1))
-    with pytest.raises(ValueDeleted):
-        bench.fill(DataLocation(0, VALUE, first_value_id(4)))
-
-
 # donation -------------------------------------------------------------------------------------
-
-
-def test_what_nobody_else_has_is_given_up_as_it_is() -> None:
-    """Its memory is used again."""
-    bench = ReferencedDataBench()
-    assert bench.fill(DataLocation(0, VALUE, 7), donated={0})[0] is bench.array
 
 
 def test_what_others_have_is_copied_before_it_is_given_up() -> None:
     """What the client has itself, what has a name, and what another number stands for."""
+    bench = ReferencedDataBench()
+    assert bench.fill(DataLocation(0, VALUE, 7), donated={0})[0] is bench.array
     bench = ReferencedDataBench()
     bench.fill(DataLocation(0, CACHED_AS_VALUE, 9), leaves=(DATA, None))
     bench.values.name("uid:1", "n", b"", [bench.own.get(7)], None)
@@ -259,15 +218,6 @@ def test_what_others_have_is_copied_before_it_is_given_up() -> None:
     assert bench.fill(DataLocation(0, VALUE, 7), donated={0})[0] is bench.array
     bench.values.add(bench.own, {8: bench.own.get(7)})
     assert bench.fill(DataLocation(0, VALUE, 7), donated={0})[0] is not bench.array
-
-
-def test_what_is_kept_and_given_up_at_once_is_copied() -> None:
-    """What is kept is not what the call uses up."""
-    bench = ReferencedDataBench()
-    (lent,) = bench.fill(
-        DataLocation(0, CACHED_AS_VALUE, 9), leaves=(DATA,), donated={0}, looks=(F3,)
-    )
-    assert lent is not bench.own.get(9).array
 
 
 def test_nothing_is_given_up_that_the_same_call_needs() -> None:

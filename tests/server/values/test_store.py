@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from itertools import accumulate
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from jaxd_protocol.errors import ValueDeleted, ValuesFull
 from jaxd_protocol.messages.data_locations import first_value_id, value_ids_of
+from jaxd_protocol.messages.failures import ForwardedFailure, encode_failure
 from jaxd_protocol.pytree import Leaf
 from jaxd_server.values.store import ContentStore, ValueStore
 from jaxd_server.values.value import Batch, SessionValues, Value
@@ -52,7 +54,7 @@ def batch(first: int, mask: Sequence[bool]) -> Batch:
 
 
 def test_what_a_call_returned_is_one_until_somebody_asks() -> None:
-    """Then that array is one by itself; the others stay together."""
+    """Then that array is one by itself; returned once more."""
     values, own = ValueStore(), SessionValues("uid:1")
     first = first_value_id(7)
     made = batch(first, [True] * 4)
@@ -72,10 +74,6 @@ def test_what_a_call_returned_is_one_until_somebody_asks() -> None:
     assert (len(values), values.nbytes, own.nbytes) == (1, 1, 1)
     values.drop(own, [range(first, first + 9)])
     assert (own.batches, own.values, values.nbytes) == ({}, {}, 0)
-
-
-def test_what_a_call_returned_once_more_is_put_in() -> None:
-    """But what was dropped meanwhile."""
     values, own = ValueStore(), SessionValues("uid:1")
     made = batch(first_value_id(7), [True] * 4)
     values.add_batch(own, made)
@@ -107,7 +105,7 @@ def test_a_call_that_goes_on_is_found_by_what_it_makes() -> None:
 
 
 def test_what_was_added_is_found_and_what_was_dropped_is_not() -> None:
-    """By its number; dropping what is not there is nothing."""
+    """By its number, which stands for what came last; dropping what is not there is nothing."""
     values, own = ValueStore(), SessionValues("uid:1")
     one, two = value(8), value(16)
     values.add(own, {1: one, 2: two})
@@ -118,6 +116,12 @@ def test_what_was_added_is_found_and_what_was_dropped_is_not() -> None:
     assert own.nbytes == 16
     with pytest.raises(ValueDeleted, match="not there any more"):
         own.get(1)
+    assert (len(values), values.nbytes) == (1, 16)
+    values, own = ValueStore(), SessionValues("uid:1")
+    values.add(own, {1: value(8)})
+    last = value(16)
+    values.add(own, {1: last})
+    assert own.get(1) is last
     assert (len(values), values.nbytes) == (1, 16)
 
 
@@ -136,18 +140,8 @@ def test_copies_of_what_a_client_has_are_not_missed() -> None:
     assert values.has_only_copies()
 
 
-def test_a_number_that_is_used_again_stands_for_what_came_last() -> None:
-    """A call that is repeated makes its results again, and they are counted once."""
-    values, own = ValueStore(), SessionValues("uid:1")
-    values.add(own, {1: value(8)})
-    last = value(16)
-    values.add(own, {1: last})
-    assert own.get(1) is last
-    assert (len(values), values.nbytes) == (1, 16)
-
-
 def test_what_is_let_go_of_is_freed() -> None:
-    """Nothing else keeps the array."""
+    """Nothing else keeps the array; a session that is over takes nothing in."""
     values, own = ValueStore(), SessionValues("uid:1")
     values.add(own, {1: value(), 2: value()})
     arrays = [weakref.ref(own.get(number).array) for number in (1, 2)]
@@ -155,10 +149,6 @@ def test_what_is_let_go_of_is_freed() -> None:
     values.end(own)
     gc.collect()
     assert [array() for array in arrays] == [None, None]
-
-
-def test_a_session_that_is_over_takes_nothing_in() -> None:
-    """A call that was still running must not leave its results behind."""
     values, own = ValueStore(), SessionValues("uid:1")
     values.add(own, {1: value()})
     values.end(own)
@@ -169,7 +159,7 @@ def test_a_session_that_is_over_takes_nothing_in() -> None:
 
 
 def test_a_name_outlives_its_session() -> None:
-    """And counts once as long as both hold it."""
+    """And counts once; given again, it stands for what came last."""
     values, own = ValueStore(), SessionValues("uid:1")
     kept = value(8)
     values.add(own, {1: kept, 2: value(16)})
@@ -182,10 +172,6 @@ def test_a_name_outlives_its_session() -> None:
     assert values.unname("uid:1", "weights")
     assert not values.unname("uid:1", "weights")
     assert (len(values), values.nbytes) == (0, 0)
-
-
-def test_a_name_that_is_given_again_stands_for_what_came_last() -> None:
-    """What it stood for before is let go of, also when a part of it is the same."""
     values = ValueStore()
     first, both, last = value(8), value(16), value(32)
     values.name("uid:1", "state", b"1", [first, both], None)
@@ -210,6 +196,13 @@ def test_a_name_lives_as_long_as_was_said() -> None:
     with pytest.raises(ValueDeleted, match="There are: 'long'"):
         values.named("uid:1", "short")
     assert not values.unname("uid:1", "short")
+    clock = Clock()
+    values, own = ValueStore(limit=MIB, clock=clock), SessionValues("uid:1")
+    values.name("uid:1", "n", b"", [value(MIB)], 10.0)
+    with pytest.raises(ValuesFull):
+        enter(values, own, 1)
+    clock.now += 11
+    enter(values, own, MIB)
 
 
 def test_nobody_sees_the_names_of_others() -> None:
@@ -244,8 +237,10 @@ def test_there_is_room_up_to_the_limit() -> None:
     text = str(full.value)
     assert "take 7.0 of 10.0 MiB, yours 5.0 of 10.0 MiB" in text
     assert "train_step 4.0 MiB; values of uid:2 2.0 MiB; loss 1.0 MiB" in text
+    assert "3.0 MiB more have no room" in text
+    assert text.endswith("a larger --value-bytes.")
     assert "of_another" not in text
-    assert "--value-bytes" in text
+    assert "being filled" not in text
 
 
 def enter(
@@ -274,17 +269,8 @@ def test_room_is_promised_to_one_at_a_time() -> None:
     enter(values, other, 2 * MIB)
 
 
-def test_what_is_to_be_free_beside_it_is_not_promised() -> None:
-    """It only has to be there."""
-    values, own = ValueStore(limit=10 * MIB), SessionValues("a")
-    with values.room(own, MIB, spare=9 * MIB):
-        enter(values, own, 9 * MIB)
-        with pytest.raises(ValuesFull), values.room(own, MIB, spare=9 * MIB):
-            pass
-
-
 def test_one_principal_has_a_share_of_it() -> None:
-    """Over all of its sessions and names; the others find their room."""
+    """Over all of its sessions and names; what a call gives up makes room for its results."""
     values = ValueStore(limit=10 * MIB, share=0.5)
     one, two, other = (SessionValues(who) for who in ("uid:1", "uid:1", "uid:2"))
     values.add(one, {1: value(3 * MIB)})
@@ -293,10 +279,6 @@ def test_one_principal_has_a_share_of_it() -> None:
     with pytest.raises(ValuesFull, match=r"yours 4.0 of 5.0 MiB"):
         enter(values, two, MIB + 1)
     enter(values, other, 5 * MIB)
-
-
-def test_what_a_call_gives_up_makes_room_for_its_results() -> None:
-    """A state that fills more than half of the room can be replaced by the next one."""
     values, own = ValueStore(limit=10 * MIB), SessionValues("uid:1")
     named = value(2 * MIB)
     values.add(own, {1: value(6 * MIB), 2: named})
@@ -308,24 +290,18 @@ def test_what_a_call_gives_up_makes_room_for_its_results() -> None:
         enter(values, own, 8 * MIB + 1, (1, 2, 7))  # the name holds the other one
 
 
-def test_names_whose_time_has_passed_take_no_room() -> None:
-    """Whoever asks first lets go of them."""
-    clock = Clock()
-    values, own = ValueStore(limit=MIB, clock=clock), SessionValues("uid:1")
-    values.name("uid:1", "n", b"", [value(MIB)], 10.0)
-    with pytest.raises(ValuesFull):
-        enter(values, own, 1)
-    clock.now += 11
-    enter(values, own, MIB)
-
-
 def test_without_a_limit_there_is_always_room() -> None:
-    """And nothing is no bytes, also where all is taken."""
+    """And nothing is no bytes; what is to be free beside it is not promised."""
     values, own = ValueStore(), SessionValues("uid:1")
     enter(values, own, 1 << 60)
     values, own = ValueStore(limit=MIB), SessionValues("uid:1")
     values.add(own, {1: value(2 * MIB)})
     enter(values, own, 0)
+    values, own = ValueStore(limit=10 * MIB), SessionValues("a")
+    with values.room(own, MIB, spare=9 * MIB):
+        enter(values, own, 9 * MIB)
+        with pytest.raises(ValuesFull), values.room(own, MIB, spare=9 * MIB):
+            pass
 
 
 # the count never drifts -----------------------------------------------------------------------
@@ -510,3 +486,58 @@ def test_what_somebody_had_goes_with_them() -> None:
         values.named("account:alice", "w")
     assert values.named("account:bob", "w").values
     assert (len(values), values.nbytes, values.contents.nbytes) == (1, 8, 8)
+
+
+def test_the_failure_of_a_call_is_what_its_results_say() -> None:
+    """Those of other calls are just not there; only the last failures are known."""
+    own = SessionValues("uid:1")
+    for number in range(300):
+        own.failures[number] = encode_failure(ZeroDivisionError(f"in call {number}"))
+    with pytest.raises(ForwardedFailure) as failed:
+        own.get(first_value_id(299) + 3)
+    assert "in call 299" in str(failed.value.failure)
+    for number in (0, 300):
+        with pytest.raises(ValueDeleted):
+            own.get(first_value_id(number))
+
+
+# contents -------------------------------------------------------------------------------------
+
+
+def test_contents_are_found_by_whose_they_are() -> None:
+    """By nobody else; what comes twice counts once; who does not come back is forgotten."""
+    contents, one = ContentStore(100), value(40)
+    contents.put("uid:1", (1, 2), value(40))
+    contents.put("uid:1", (1, 2), one)
+    assert (contents.find("uid:1", (1, 2)), contents.nbytes) == (one, 40)
+    assert contents.find("uid:2", (1, 2)) is None
+    assert contents.find("uid:1", (2, 1)) is None
+    contents.put("uid:2", (1, 2), value(40))
+    contents.forget("uid:1")
+    assert contents.find("uid:1", (1, 2)) is None
+    assert contents.find("uid:2", (1, 2)) is not None
+    assert contents.nbytes == 40
+
+
+def test_the_least_recently_used_content_goes_first() -> None:
+    """And its memory; nothing goes for what is larger than all room. It can be emptied."""
+    contents, second = ContentStore(100), value(40)
+    oldest = weakref.ref(second.array)
+    contents.put("uid:1", (1, 0), value(40))
+    contents.put("uid:1", (2, 0), second)
+    del second
+    contents.find("uid:1", (1, 0))
+    contents.put("uid:1", (3, 0), value(40))
+    contents.put("uid:1", (4, 0), value(101))
+    assert [n for n in (1, 2, 3, 4) if contents.find("uid:1", (n, 0)) is not None] == [1, 3]
+    gc.collect()
+    assert oldest() is None
+    assert (len(contents), contents.nbytes) == (2, 80)
+    assert contents.shrink() == 0
+    assert contents.reclaim(1) == 1
+    assert contents.find("uid:1", (3, 0)) is not None
+    assert contents.reclaim(sys.maxsize) == 1
+    assert (len(contents), contents.nbytes) == (0, 0)
+    nothing = ContentStore()
+    nothing.put("uid:1", (1, 0), value(1))
+    assert len(nothing) == 0
