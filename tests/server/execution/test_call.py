@@ -34,10 +34,13 @@ def given(call: Call, **more: Any) -> list[Any]:
 
 
 def test_what_is_in_the_message_is_read() -> None:
-    """Nothing lies elsewhere by default."""
+    """Nothing lies elsewhere by default; a call to warm up brings no data, and gets zeros."""
     call = Source(add).call((X, 2.0))
     first, second = given(call)
     assert (first.tolist(), second) == ([0, 1, 2], 2.0)
+    skeleton, _, _ = encode((X, 2.0))
+    first, second = given(Call(b"k", skeleton, b"", (), Source(add), warm_only=True))
+    assert (first.tolist(), second) == ([0, 0, 0], 0.0)
 
 
 def test_what_lies_elsewhere_is_found_there() -> None:
@@ -66,30 +69,19 @@ def test_what_is_kept_is_in_the_message() -> None:
     assert rig.fetch(9)[0].tolist() == [0, 1, 2]
 
 
-def test_who_has_no_values_can_refer_to_none() -> None:
-    """As a stock client."""
+def test_what_cannot_be_referred_to_is_refused() -> None:
+    """By who has no values, as a stock client, or with rows that do not fit the call."""
     rig = ValueServiceRig()
     (number,) = rig.put(X)
     call = rig.call(Source(add), rig.ref(number), X)
     call.referenced_data = None
     with pytest.raises(ProtocolError, match="there can be none"):
         given(call)
-
-
-def test_rows_that_do_not_fit_the_call_are_refused() -> None:
-    """They name leaves that it does not have."""
     rig = ValueServiceRig()
     call = rig.call(Source(add), X, X)
     call.elsewhere = pack_locations([DataLocation(2, VALUE, 1)])
     with pytest.raises(ProtocolError, match="impossible data location"):
         given(call)
-
-
-def test_a_call_to_warm_up_brings_no_data() -> None:
-    """And gets zeros."""
-    skeleton, _, _ = encode((X, 2.0))
-    first, second = given(Call(b"k", skeleton, b"", (), Source(add), warm_only=True))
-    assert (first.tolist(), second) == ([0, 0, 0], 0.0)
 
 
 def test_a_result_goes_home_whole() -> None:
@@ -115,28 +107,20 @@ def packed(announced: int = LARGE.nbytes, inflated: int | JaxdError = LARGE.nbyt
 
 
 def test_what_is_compressed_is_inflated() -> None:
-    """To what was announced, and there is room for."""
+    """To what was announced; a call without room fails when its turn comes."""
     (found,) = given(packed())
     assert np.array_equal(found, LARGE)
+    with pytest.raises(Busy, match="no room"):
+        given(packed(inflated=Busy("no room.")))
 
 
-@pytest.mark.parametrize("announced", [0, LARGE.nbytes - 1, LARGE.nbytes + 1])
-def test_what_is_longer_than_it_was_announced_is_not_inflated(announced: int) -> None:
-    """Nor what is shorter."""
-    with pytest.raises(ProtocolError, match="than was announced"):
-        given(packed(announced))
-
-
-def test_nothing_is_inflated_that_nobody_has_admitted() -> None:
-    """Each time that it is tried."""
+def test_what_is_not_as_long_as_it_was_announced_is_not_inflated() -> None:
+    """Nor what nobody has admitted, each time that it is tried."""
+    for announced in (0, LARGE.nbytes - 1, LARGE.nbytes + 1):
+        with pytest.raises(ProtocolError, match="than was announced"):
+            given(packed(announced))
     for room in (0, LARGE.nbytes - 1):
         call = packed(inflated=room)
         for _ in range(2):
             with pytest.raises(ProtocolError, match="than was announced"):
                 given(call)
-
-
-def test_a_call_without_room_fails_when_its_turn_comes() -> None:
-    """With what it is to be told."""
-    with pytest.raises(Busy, match="no room"):
-        given(packed(inflated=Busy("no room.")))

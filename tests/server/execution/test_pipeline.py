@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import json
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,7 +13,6 @@ import numpy as np
 import pytest
 
 from jaxd_protocol.errors import (
-    ArgumentError,
     ConnectionLost,
     DeadlineExceeded,
     PlaceRefused,
@@ -18,14 +20,16 @@ from jaxd_protocol.errors import (
     ResultError,
     ServerDraining,
 )
-from jaxd_protocol.jit.options import Options
 from jaxd_protocol.messages.calls import FAILED, OK
+from jaxd_protocol.messages.recipes import RecordedCall
 from jaxd_protocol.packages.distributions import Package
 from jaxd_server.execution.call import Client
+from jaxd_server.jax_compat import programs
+from jaxd_server.rpc.sessions import Session
 from jaxd_server.runtime.events import Emit
 from jaxd_server.runtime.imported_packages import Change, Dependencies
 from tests.server.in_process import PipelineHarness, Source
-from tests.server.staging import PATIENCE_S, at_once, join, start
+from tests.server.staging import PATIENCE_S, at_once, join, start, until
 
 FLOAT: Any = np.zeros((), np.float32)
 """The shape and dtype of what a callback returns."""
@@ -150,22 +154,8 @@ def test_whatever_is_raised_is_an_answer(
     assert harness.admission.running() == []
 
 
-def test_a_client_that_leaves_while_it_is_asked_gets_an_answer_too(
-    harness: PipelineHarness,
-) -> None:
-    """Somebody may still read it."""
-    source = Source(double)
-
-    def gone(key: bytes) -> Any:
-        raise ConnectionLost("the client went away")
-
-    source.describe = gone  # type: ignore[method-assign]
-    assert failure(harness, source, 1.0)[1] == ConnectionLost.__name__
-    assert harness.admission.running() == []
-
-
 def test_garbage_in_place_of_arguments_is_an_answer_too(harness: PipelineHarness) -> None:
-    """Whether the function is warm or not."""
+    """Whether the function is warm or not; and so is a client that leaves while it is asked."""
     source = Source(double)
     for _ in range(2):
         cut, unread = source.call((1.0,)), source.call((1.0,))
@@ -176,44 +166,46 @@ def test_garbage_in_place_of_arguments_is_an_answer_too(harness: PipelineHarness
         harness.value(source, 1.0)
     assert counted(harness) == [6, 1, 4, 1, 1]
 
+    def gone(key: bytes) -> Any:
+        raise ConnectionLost("the client went away")
 
-def test_a_draining_server_refuses_new_calls(harness: PipelineHarness) -> None:
-    """Warm ones as well."""
-    source = Source(double)
+    leaving = Source(lambda x: x * 3)
+    leaving.describe = gone  # type: ignore[method-assign]
+    assert failure(harness, leaving, 1.0)[1] == ConnectionLost.__name__
+    assert harness.admission.running() == []
+
+
+def test_a_call_that_is_late_or_comes_to_a_draining_server_is_not_begun(
+    harness: PipelineHarness,
+) -> None:
+    """Its function is not even asked for; warm ones as well."""
+    source, late = Source(double), time.monotonic() - 1
+    assert failure(harness, source, 1.0, deadline=late)[1] == DeadlineExceeded.__name__
+    assert source.asked == []
     harness.value(source, 1.0)
+    assert failure(harness, source, 1.0, deadline=late)[1] == DeadlineExceeded.__name__
     harness.admission.drain()
     assert failure(harness, source, 1.0)[1] == ServerDraining.__name__
     assert failure(harness, Source(lambda x: x), 1.0)[1] == ServerDraining.__name__
 
 
-def test_a_call_whose_deadline_passed_is_not_begun(harness: PipelineHarness) -> None:
-    """Its function is not even asked for."""
-    source = Source(double)
-    late = time.monotonic() - 1
-    assert failure(harness, source, 1.0, deadline=late)[1] == DeadlineExceeded.__name__
-    assert source.asked == []
-    harness.value(source, 1.0)
-    assert failure(harness, source, 1.0, deadline=late)[1] == DeadlineExceeded.__name__
+def test_a_result_that_is_no_data_is_refused(harness: PipelineHarness) -> None:
+    """jax's own words, and what to do next. A type error of the function is its own."""
 
+    def giving(result: Any) -> Source:
+        return Source(lambda x: result)
 
-@pytest.mark.parametrize("result", ["text", b"bytes", {"a": object()}, [lambda: 0]])
-def test_a_result_that_is_no_data_is_refused(harness: PipelineHarness, result: Any) -> None:
-    """jax's own words, and what to do next."""
-    with pytest.raises(ResultError, match="Return arrays and numbers"):
-        harness.value(Source(lambda x: result), 1.0)
+    for result in ("text", b"bytes", {"a": object()}, [lambda: 0]):
+        with pytest.raises(ResultError, match="Return arrays and numbers"):
+            harness.value(giving(result), 1.0)
+    with pytest.raises(TypeError, match="unsupported operand") as raised:
+        harness.value(Source(lambda x: x + {}), 1.0)
+    assert type(raised.value) is TypeError
 
 
 @dataclass(frozen=True)
 class Setting:
     width: int
-
-
-@pytest.mark.parametrize("argument", ["text", Setting(3), [Setting(3)], {1, 2}, range(3)])
-def test_an_argument_that_is_no_data_is_refused(harness: PipelineHarness, argument: Any) -> None:
-    """Before anything is traced, with what to do next."""
-    with pytest.raises(ArgumentError, match=r"static_argnames"):
-        harness.value(Source(lambda x: 1.0, Options(static="jax")), argument)
-    assert harness.counts() == (0, 0)
 
 
 @pytest.mark.parametrize("argument", [["text"], Setting(4), {"deep": Setting(4)}, {1, 2, 3, 4}])
@@ -228,42 +220,6 @@ def test_an_argument_that_is_no_data_is_static(harness: PipelineHarness, argumen
     for y in (1.0, 2.0):
         assert float(harness.value(source, argument, y)) == 4 * y
     assert harness.counts() == (1, 1)
-
-
-def test_a_type_error_of_the_function_is_its_own(harness: PipelineHarness) -> None:
-    """It is not taken for one of ours."""
-    with pytest.raises(TypeError, match="unsupported operand") as raised:
-        harness.value(Source(lambda x: x + {}), 1.0)
-    assert type(raised.value) is TypeError
-
-
-def test_options_are_obeyed(harness: PipelineHarness) -> None:
-    """A static argument selects the program."""
-    source = Source(lambda x, n: x * n, Options(static_argnames=("n",)))
-    assert [float(harness.value(source, 2.0, n)) for n in (3, 4, 3)] == [6, 8, 6]
-    assert harness.counts() == (2, 2)
-
-
-def test_a_running_call_is_listed_under_its_name(harness: PipelineHarness) -> None:
-    """While it is built and while it runs."""
-    entered, release = threading.Event(), threading.Event()
-    seen: list[Any] = []
-
-    def deliver(leaves: Any, executable: Any) -> Any:
-        entered.set()
-        assert release.wait(PATIENCE_S)
-        return (OK, b"", b""), ()
-
-    for _ in range(2):
-        thread = start(lambda: harness.answer(Source(double).call((1.0,), deliver=deliver)))
-        assert entered.wait(PATIENCE_S)
-        seen += [call["function"] for call in harness.admission.running()]
-        release.set()
-        join([thread])
-        entered.clear()
-        release.clear()
-    assert seen == ["double", "double"]
-    assert harness.admission.running() == []
 
 
 def test_the_call_decides_what_becomes_of_its_result(harness: PipelineHarness) -> None:
@@ -357,3 +313,210 @@ def test_without_a_device_calls_are_only_warmed(harness: PipelineHarness) -> Non
         assert harness.counts()[0] == traced
         outcome, _ = harness.answer(source.call((np.ones(2, np.float32),), warm_only=True))
         assert outcome[0] == OK
+
+
+HIT = {"verdict": "hit", "seconds": 0.0, "kept": True}
+
+
+def answered(harness: PipelineHarness, call: Any) -> Any:
+    """What is in the reply to a call that has no data to send home."""
+    (kind, text, _), buffers = harness.answer(call)
+    assert (kind, tuple(buffers)) == (OK, ())
+    return json.loads(text)
+
+
+def loud(x: Any) -> Any:
+    """Says where it runs."""
+    import builtins
+
+    return jax.pure_callback(vars(builtins)["jaxd_test_heard"], FLOAT, x)
+
+
+def warming(source: Source, *args: Any, **more: Any) -> Any:
+    """A call to warm up: as `call`, without data."""
+    call = source.call(args, warm_only=True, **more)
+    call.blob, call.buffers = b"", []
+    return call
+
+
+def test_a_call_to_warm_up_builds_and_does_not_run(
+    harness: PipelineHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program is there for the first call with data."""
+    heard: list[float] = []
+
+    def hear(x: Any) -> Any:
+        heard.append(float(x))
+        return x
+
+    monkeypatch.setattr("builtins.jaxd_test_heard", hear, raising=False)
+    source = Source(loud)
+    told = answered(harness, warming(source, np.float32(3)))
+    assert told["verdict"] == "compile"
+    assert told["seconds"] > 0
+    assert heard == []
+    assert counted(harness) == [0, 0, 0, 1, 1]
+    assert float(harness.value(source, np.float32(3))) == 3
+    assert heard == [3]
+    assert counted(harness) == [1, 1, 0, 1, 1]
+
+
+def test_a_call_to_warm_up_says_what_its_result_looks_like(harness: PipelineHarness) -> None:
+    """As the reply to the call itself does."""
+    source = Source(lambda x: {"b": x, "a": (x.sum(), None)})
+    (_, _, told), _ = harness.answer(warming(source, np.ones((3, 2), np.float32)))
+    reply, _ = harness.answer(source.call((np.ones((3, 2), np.float32),)))
+    assert told == reply[1]
+
+
+def test_a_call_to_warm_up_says_what_it_found(open_harness: Callable[..., PipelineHarness]) -> None:
+    """Nothing, the program in memory, or the one on disk, which is there when it returns."""
+    source, x = Source(double), np.ones((3, 2), np.float32)
+    harness = open_harness()
+    first, again = (answered(harness, warming(source, x)) for _ in range(2))
+    assert (first["verdict"], again) == ("compile", HIT | {"program": first["program"]})
+    assert harness.program_cache is not None
+    folder = Path(harness.program_cache.store.folder)
+    for kind in ("functions", "code", "calls", "programs", "environments"):
+        assert len(list((folder / kind).iterdir())) == 1, kind
+    harness = open_harness()
+    assert answered(harness, warming(source, x))["verdict"] == "load"
+    assert harness.value(source, x).tolist() == (2 * x).tolist()
+    assert harness.counts() == (0, 0)
+
+
+@pytest.mark.parametrize("trouble", ["nothing", "callback", "no disk", "unwritten"])
+def test_a_call_to_warm_up_says_whether_the_program_is_on_disk(
+    open_harness: Callable[..., PipelineHarness], trouble: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is not there is lost with the worker."""
+
+    def refuse(program: Any) -> bytes:
+        raise programs.NotSerializable("not this one")
+
+    monkeypatch.setattr("builtins.jaxd_test_heard", np.asarray, raising=False)
+    if trouble == "unwritten":
+        monkeypatch.setattr(programs, "serialize", refuse)
+    harness = PipelineHarness() if trouble == "no disk" else open_harness()
+    call = warming(Source(loud if trouble == "callback" else double), np.float32(1))
+    told = [answered(harness, call) for _ in range(2)]
+    assert [each["kept"] for each in told] == [trouble == "nothing"] * 2
+    if trouble == "no disk":
+        harness.close()
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        (1.5, 2, True, 1j),
+        (np.ones(10_000), [np.ones((), np.int8)]),
+        (jax.random.key(0), {"b": np.ones(3), "a": None}),
+        (jax.numpy.asarray(2.0),),
+        ({frozenset({1}): np.float32(2)},),
+    ],
+    ids=["numbers", "arrays", "key", "weak", "pickled"],
+)
+def test_what_was_warmed_is_what_is_called(harness: PipelineHarness, args: tuple[Any, ...]) -> None:
+    """Without data the arguments have the same signature."""
+    source = Source(lambda *args: jax.tree.leaves(args))
+    call = source.call(args)
+    layout = harness.executables.layout(call.key, call.skeleton)
+    warm = warming(source, *args)
+    warm.buffers = RecordedCall.of(call.skeleton, layout.whole, call.buffers).buffers()
+    assert answered(harness, warm)["verdict"] == "compile"
+    assert harness.answer(call)[0][0] == OK
+    assert counted(harness) == [1, 1, 0, 1, 1]
+
+
+def test_an_error_while_warming_is_an_answer(harness: PipelineHarness) -> None:
+    """As of any other call."""
+
+    def broken(x: Any) -> Any:
+        raise KeyError("no such layer")
+
+    (kind, failed), _ = harness.answer(warming(Source(broken), 1.0))
+    assert (kind, failed[1]) == (FAILED, "KeyError")
+    wrong = warming(Source(double), {frozenset({1}): 2.0})
+    (kind, failed), _ = harness.answer(wrong)
+    assert (kind, failed[1]) == (FAILED, ProtocolError.__name__)
+
+
+def saved(harness: PipelineHarness) -> float:
+    """Seconds saved so far."""
+    return harness.counters.snapshot()["saved_s"]
+
+
+def test_a_client_that_uses_what_another_has_built_is_spared_that(harness: PipelineHarness) -> None:
+    """Once; the one that had it built is spared nothing."""
+    first, second = Session("1", "ann"), Session("2", "bob")
+    source = Source(double)
+    for _ in range(2):
+        harness.answer(source.call((1.0,), session=first))
+    assert saved(harness) == 0
+    (built,) = harness.executables.all()
+    assert built.principal == "ann"
+    for _ in range(2):
+        harness.answer(source.call((1.0,), session=second))
+    assert saved(harness) == built.saved_s == built.costs.build_s > 0
+    harness.answer(source.call((1.0,), session=Session("3", "bob")))
+    assert saved(harness) == pytest.approx(2 * built.costs.build_s)
+
+
+def test_what_is_found_without_a_plan_saves_as_much(harness: PipelineHarness) -> None:
+    """A dict in another order is a call of its own on the wire."""
+    source = Source(lambda d: d["a"] + d["b"])
+    harness.answer(source.call(({"a": 1.0, "b": 2.0},), session=Session("1", "ann")))
+    harness.answer(source.call(({"b": 1.0, "a": 2.0},), session=Session("2", "ann")))
+    (built,) = harness.executables.all()
+    assert saved(harness) == built.costs.build_s
+
+
+def test_what_is_loaded_saves_what_is_left(open_harness: Callable[..., PipelineHarness]) -> None:
+    """Loading costs something too."""
+    harness = open_harness()
+    harness.answer(Source(double).call((1.0,), session=Session("1", "ann")))
+    (built,) = harness.executables.all()
+    harness = open_harness()
+    harness.answer(Source(double).call((1.0,), session=Session("2", "ann")))
+    (loaded,) = harness.executables.all()
+    assert saved(harness) == max(0.0, built.costs.build_s - loaded.costs.paid_s)
+    harness.answer(Source(double).call((1.0,), session=Session("3", "ann")))
+    assert saved(harness) == pytest.approx(loaded.saved_s)
+    assert loaded.saved_s >= built.costs.build_s
+
+
+@pytest.mark.slow
+def test_a_client_that_leaves_while_it_is_asked_leaves_the_build_to_the_others(
+    open_harness: Callable[..., PipelineHarness],
+) -> None:
+    """Those who wait for the same executable make it from their own code."""
+    harness, source = open_harness(), Source(double)
+    harness.value(source, np.float32(1))
+    assert harness.program_cache is not None
+    harness.program_cache.keep_code(
+        source.fingerprint, b"no code"
+    )  # so that somebody has to be asked
+    harness = open_harness()
+    leaving, staying = Source(double), Source(double)
+    asked, gone = threading.Event(), threading.Event()
+
+    def leave(fingerprint: bytes) -> Any:
+        asked.set()
+        assert gone.wait(PATIENCE_S)
+        raise ConnectionLost("the client went away")
+
+    leaving.code = leave  # type: ignore[method-assign]
+    outcomes: dict[str, Any] = {}
+
+    def call(name: str, source: Source) -> None:
+        outcomes[name] = harness.answer(source.call((np.ones(3, np.float32),)))[0]
+
+    threads = [start(call, "leaving", leaving)]
+    assert asked.wait(PATIENCE_S)
+    threads.append(start(call, "staying", staying))
+    (build,) = harness.executables._builds._builds.values()
+    until(lambda: len(build.waiting) == 2)
+    gone.set()
+    join(threads)
+    assert (outcomes["leaving"][0], outcomes["staying"][0]) == (FAILED, OK)
+    assert harness.counts() == (1, 1)

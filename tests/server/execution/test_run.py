@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -27,6 +27,7 @@ from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.compiling.program import Program
 from jaxd_server.execution.run import Run
 from jaxd_server.values.store import ValueStore
+from tests.server.execution.test_pipeline import double, failure
 from tests.server.in_process import PipelineHarness, Source
 from tests.server.value_desks import ValueServiceRig
 from tests.spans import leaves_in
@@ -124,7 +125,7 @@ def test_small_leaves_stay_and_come_home(harness: PipelineHarness) -> None:
 
 
 def test_a_value_is_taken_without_moving(harness: PipelineHarness) -> None:
-    """And is still there afterwards; the executable is the one of the array itself."""
+    """And is still there; the executable is that of the array itself."""
     rig, source = ValueServiceRig(), Source(step)
     (number,) = rig.put(X)
     answer(harness, rig, source, X, X)
@@ -132,10 +133,20 @@ def test_a_value_is_taken_without_moving(harness: PipelineHarness) -> None:
     assert rig.fetch(first_value_id(rig.number))[0].tolist() == [0, 2, 4]
     assert rig.fetch(number)[0].tolist() == X.tolist()
     assert harness.counts() == (1, 1)
+    rig = ValueServiceRig()
+    source = Source(lambda key: (jax.random.split(key), jnp.arange(4, dtype=jnp.bfloat16), 1.0))
+    (key,) = rig.put(jax.random.key(1))
+    answer(harness, rig, source, rig.ref(key))
+    first = first_value_id(rig.number)
+    keys, numbers, weak = (rig.own.get(first + leaf).leaf for leaf in range(3))
+    assert (keys.tag, keys.shape, keys.impl) == ("K", (2, 2), "threefry2x32")
+    assert (numbers.dtype, numbers.shape, weak.weak) == ("bfloat16", (4,), True)
+    again = Source(lambda keys, n, w: (keys, n * w))
+    answer(harness, rig, again, *(rig.ref(first + leaf) for leaf in range(3)))
 
 
 def test_what_is_donated_is_gone(harness: PipelineHarness) -> None:
-    """The reply says so, and its memory is the result's; also what was not needed for that."""
+    """The reply says so, and its memory is the result's; what has a name is not used up."""
     rig, source = ValueServiceRig(), Source(step, DONATES)
     (state,) = rig.put(X)
     for _ in range(3):
@@ -146,10 +157,6 @@ def test_what_is_donated_is_gone(harness: PipelineHarness) -> None:
         state = first_value_id(rig.number)
     assert rig.fetch(state)[0].tolist() == [0, 4, 8]
     assert len(rig.values) == 1 + 3  # the losses
-
-
-def test_what_has_a_name_is_not_used_up(harness: PipelineHarness) -> None:
-    """The handle is dead, and who looks for the name finds the array."""
     rig, source = ValueServiceRig(), Source(step, DONATES)
     (state,) = rig.put(X)
     rig.name("state", state)
@@ -160,7 +167,7 @@ def test_what_has_a_name_is_not_used_up(harness: PipelineHarness) -> None:
 
 
 def test_a_call_that_has_no_room_loses_nothing(harness: PipelineHarness) -> None:
-    """It is refused before it runs."""
+    """It is refused before it runs; what is given up makes room for the next state."""
     rig = ValueServiceRig(ValueStore(limit=1000))
     (state,) = rig.put(X)
     (small,) = rig.put(np.float32(1))
@@ -170,10 +177,6 @@ def test_a_call_that_has_no_room_loses_nothing(harness: PipelineHarness) -> None
             answer(harness, rig, source, rig.ref(state), rig.ref(small))
         assert rig.fetch(state)[0].tolist() == X.tolist()
     assert (len(rig.values), rig.values.nbytes) == (2, 16)
-
-
-def test_a_state_that_fills_the_room_is_replaced_by_the_next(harness: PipelineHarness) -> None:
-    """What is given up makes the room."""
     rig, source = ValueServiceRig(ValueStore(limit=1000)), Source(lambda state: state + 1, DONATES)
     (state,) = rig.put(np.zeros(200, np.float32))
     for _ in range(3):
@@ -183,8 +186,8 @@ def test_a_state_that_fills_the_room_is_replaced_by_the_next(harness: PipelineHa
     assert rig.values.nbytes == 800
 
 
-def test_a_call_that_fails_while_it_runs_says_what_it_took(harness: PipelineHarness) -> None:
-    """It leaves nothing behind, and those that were to use its results raise its error."""
+def test_a_call_that_fails_says_what_it_took(harness: PipelineHarness) -> None:
+    """It leaves nothing behind, its results raise its error; before it runs, nothing is lost."""
     rig, source = ValueServiceRig(), Source(fails, DONATES)
     state, fine, bad = rig.put(X, np.float32(1), np.float32(1000))
     answer(harness, rig, source, rig.ref(state), rig.ref(fine))
@@ -199,10 +202,6 @@ def test_a_call_that_fails_while_it_runs_says_what_it_took(harness: PipelineHarn
         rig.own.get(first_value_id(rig.number))
     assert forwarded.value.failure == value[1]
     assert len(rig.values) == 2
-
-
-def test_a_call_that_fails_before_it_runs_loses_nothing(harness: PipelineHarness) -> None:
-    """As when it cannot be traced."""
     rig, source = ValueServiceRig(), Source(lambda state: state @ jnp.ones((7, 7)), DONATES)
     (state,) = rig.put(X)
     value, _ = harness.answer(rig.call(source, rig.ref(state)))
@@ -238,20 +237,6 @@ def test_no_two_values_are_the_same_memory(harness: PipelineHarness, function: A
     assert [array.tolist() for array in rig.fetch(*rest)] == before
 
 
-def test_keys_and_other_dtypes_stay(harness: PipelineHarness) -> None:
-    """As what they are."""
-    rig = ValueServiceRig()
-    source = Source(lambda key: (jax.random.split(key), jnp.arange(4, dtype=jnp.bfloat16), 1.0))
-    (key,) = rig.put(jax.random.key(1))
-    answer(harness, rig, source, rig.ref(key))
-    first = first_value_id(rig.number)
-    keys, numbers, weak = (rig.own.get(first + leaf).leaf for leaf in range(3))
-    assert (keys.tag, keys.shape, keys.impl) == ("K", (2, 2), "threefry2x32")
-    assert (numbers.dtype, numbers.shape, weak.weak) == ("bfloat16", (4,), True)
-    again = Source(lambda keys, n, w: (keys, n * w))
-    answer(harness, rig, again, *(rig.ref(first + leaf) for leaf in range(3)))
-
-
 # dispatched again -----------------------------------------------------------------------------
 
 
@@ -263,7 +248,7 @@ def by_hand(rig: ValueServiceRig, source: Source, call: Any, **stay: int) -> Run
 
 
 def test_what_was_let_go_of_does_not_come_back() -> None:
-    """A call is dispatched once more when there was no room; its client has gone on meanwhile."""
+    """When it is dispatched once more, its client has gone on."""
     rig, made = ValueServiceRig(), list[Sequence[Any]]()
 
     def call(x: Any) -> Sequence[Any]:
@@ -279,10 +264,6 @@ def test_what_was_let_go_of_does_not_come_back() -> None:
     assert len(rig.values) == 1
     run.undo()
     assert len(rig.values) == 0
-
-
-def test_what_a_failed_call_has_made_is_taken_back() -> None:
-    """Once is enough, and what has not begun has made nothing."""
     rig = ValueServiceRig()
     run = by_hand(rig, Source(twice), lambda x: [jnp.asarray(x)] * 2)
     run.undo()
@@ -294,7 +275,7 @@ def test_what_a_failed_call_has_made_is_taken_back() -> None:
 
 
 def test_what_comes_home_is_waited_for_first() -> None:
-    """In a loop the next call has taken all else; of what was taken back nothing is waited for."""
+    """In a loop the next call has taken all else."""
     rig, made = ValueServiceRig(), [jnp.zeros(3), jnp.zeros(1)]
     run = by_hand(rig, Source(twice), lambda _: made, above=KEEP_ALL, home=4)
     run.dispatch()
@@ -302,10 +283,6 @@ def test_what_comes_home_is_waited_for_first() -> None:
     assert {*map(id, run.pending_results())} == {*map(id, made)}
     run.undo()
     assert list(run.pending_results()) == []
-
-
-def test_what_the_device_has_read_is_free_before_the_reply_is_sent() -> None:
-    """Whoever sends it holds the run meanwhile, and a client may take its time to read."""
     run = by_hand(ValueServiceRig(), Source(twice), lambda x: [jnp.asarray(x) + 1] * 2)
     argument = jnp.zeros(3)
     seen = weakref.ref(argument)
@@ -362,3 +339,60 @@ def test_what_was_given_away_before_it_came_home_is_left_out(harness: PipelineHa
     value, _ = finish()
     assert value[0] == OK
     assert leaves_in(value[4]) == (0, 1)
+
+
+def risky(x: Any) -> Any:
+    """Makes a NaN on its second line."""
+    y = x - 1
+    return jax.numpy.log(y)
+
+
+NANS = Options(config=(("jax_debug_nans", True),))
+
+
+def test_a_nan_is_found_where_it_is_made(open_harness: Callable[..., PipelineHarness]) -> None:
+    """The user sees the line, also when the program came from disk and the call is warm."""
+    good, bad = np.float32(2), np.float32(0)
+    for _ in range(2):
+        harness, source = open_harness(), Source(risky, NANS)
+        for _ in range(2):
+            assert float(harness.value(source, good)) == 0.0
+            failed = failure(harness, source, bad)
+            assert failed[1] == "FloatingPointError"
+            assert "return jax.numpy.log(y)" in failed[5]
+    assert harness.counts() == (0, 0)
+    assert source.asked == []
+
+
+def test_a_nan_is_found_although_its_code_on_disk_is_no_good(
+    open_harness: Callable[..., PipelineHarness],
+) -> None:
+    """The client is asked for it, and sees its own error."""
+    harness, source = open_harness(), Source(risky, NANS)
+    harness.value(source, np.float32(2))
+    assert harness.program_cache is not None
+    harness.program_cache.keep_code(source.fingerprint, bytes(Source(double).code_))
+    harness, source = open_harness(), Source(risky, NANS)
+    for _ in range(2):  # found by its signature, and then by its bytes
+        harness.value(source, np.float32(2))
+    failed = failure(harness, source, np.float32(0))
+    assert failed[1] == "FloatingPointError"
+    assert source.asked == ["describe", "code"]
+
+
+def test_other_errors_are_not_looked_for(harness: PipelineHarness) -> None:
+    """Without the setting, a NaN is a result."""
+    assert np.isnan(harness.value(Source(risky), np.float32(0)))
+
+
+def test_one_that_only_the_compiler_makes_is_said_to_be_one(
+    harness: PipelineHarness, monkeypatch: Any
+) -> None:
+    """Step by step there is none: the caller learns what that means."""
+    source = Source(risky, NANS)
+    harness.value(source, np.float32(2))
+    (function,) = harness.pipeline.functions._functions.values()
+    monkeypatch.setattr(type(function), "function", property(lambda _: lambda x: x))
+    failed = failure(harness, source, np.float32(0))
+    assert failed[1] == "FloatingPointError"
+    assert "not when it is run step by step" in failed[2]
