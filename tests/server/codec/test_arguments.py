@@ -69,7 +69,7 @@ def test_what_is_given_up_is_what_jax_gives_up(
 
 
 def test_static_arguments_are_none_of_them() -> None:
-    """They are no leaves."""
+    """They are no leaves; nothing is given up while jax looks for NaNs."""
 
     def step(n: int, x: Any) -> Any:
         return x * n
@@ -78,10 +78,6 @@ def test_static_arguments_are_none_of_them() -> None:
     skeleton, _, _ = encode((3, X), {}, infer_static_args(step, options))
     names = tuple(inspect.signature(step).parameters)
     assert donated_leaves(parse_arguments(skeleton), options, names) == {0}
-
-
-def test_nothing_is_given_up_while_jax_looks_for_nans() -> None:
-    """It runs the function once more, step by step."""
     skeleton, _, _ = encode((X, X))
     options = Options(donate_argnums=(0,), config=(("jax_debug_nans", True),))
     assert donated_leaves(parse_arguments(skeleton), options, ("state", "batch")) == frozenset()

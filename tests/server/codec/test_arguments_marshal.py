@@ -48,14 +48,6 @@ def read(skeleton: bytes, blob: bytes, buffers: Sequence[memoryview]) -> Any:
     return layout.build(read_leaves(layout.whole, blob, buffers))
 
 
-def test_arguments_arrive_as_they_were_given() -> None:
-    """Positional and by keyword, numbers as Python's own."""
-    args, kwargs = there(1, 2.5, True, None, 1j, flag=[{"a": np.ones(2, np.int8)}])
-    assert args == (1, 2.5, True, None, 1j)
-    assert [type(value) for value in args[:3]] == [int, float, bool]
-    assert kwargs["flag"][0]["a"].tolist() == [1, 1]
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.int16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("size", [3, 10_000])
 def test_arrays_arrive_as_views_of_what_was_received(dtype: Any, size: int) -> None:
@@ -88,21 +80,10 @@ def test_weak_arrays_of_64_bits_arrive_unchanged() -> None:
     assert (float(first), int(second)) == (0.1, 1 << 40)
     assert first.weak_type
     assert second.weak_type
-
-
-def test_typed_keys_arrive() -> None:
-    """Ready to draw with."""
     key = jax.random.key(5, impl="rbg")
     ((arrived,), _) = there(key)
     assert arrived.dtype == key.dtype
     np.testing.assert_array_equal(jax.random.bits(arrived, (3,)), jax.random.bits(key, (3,)))
-
-
-def test_named_tuples_of_local_classes_arrive() -> None:
-    """Their class travels along."""
-    ((point,), _) = there(Point(np.ones(2), 1.0))
-    assert type(point).__name__ == "Point"
-    assert (point.x.tolist(), point.y) == ([1, 1], 1.0)
 
 
 def named(module: str, name: str, *names: str) -> bytes:
@@ -113,24 +94,16 @@ def named(module: str, name: str, *names: str) -> bytes:
 
 
 def test_named_tuples_of_installed_classes_are_found_by_name() -> None:
-    """Imported when they are not loaded."""
+    """Imported when they are not loaded; others are refused, with what to install."""
     fields = ("time", "priority", "sequence", "action", "argument", "kwargs")
     ((event,), _) = read(named("sched", "Event", *fields), b"", [])
     import sched
 
     assert type(event) is sched.Event
-
-
-def test_a_named_tuple_that_is_not_here_is_refused() -> None:
-    """The message says what to install."""
     with pytest.raises(ProtocolError, match=r"flux\.State.*Install its package"):
         parse_arguments(named("flux", "State", "a"))
     with pytest.raises(ProtocolError, match=r"sched\.Nothing"):
         parse_arguments(named("sched", "Nothing", "a"))
-
-
-def test_a_named_tuple_with_other_fields_is_refused() -> None:
-    """The two ends have different versions of its package."""
     with pytest.raises(ProtocolError, match="other fields"):
         parse_arguments(named("sched", "Event", "time"))
 
@@ -198,10 +171,6 @@ def test_pickled_arguments_have_no_order_that_is_known_before() -> None:
     """How many leaves are in them shows only when they are unpickled."""
     layout = parse_arguments(encode(({frozenset({1}): 2.0}, 1.0))[0])
     assert call_order(layout, NO_STATIC_ARGS) is None
-
-
-def test_static_arguments_are_not_traced() -> None:
-    """Neither those by position nor those by name."""
     arguments = ((1, 2, 3), {"mode": "fast", "x": 4})
     assert dynamic(arguments, NO_STATIC_ARGS) == arguments
     assert dynamic(arguments, STATICS) == ((1, 3), {"x": 4})
@@ -218,10 +187,6 @@ def test_a_specification_is_filled_with_zeros() -> None:
         assert type(leaf) is type(given) or type(given) is np.ndarray
     assert not np.any(large)
     assert not np.any(jax.random.key_data(leaves[-1]))
-
-
-def test_a_specification_brings_its_pickled_objects() -> None:
-    """With what travels beside the pickle, which may be zeros."""
     odd = {frozenset({1}): np.arange(5_000.0)}
     skeleton, _, buffers = encode((np.ones(9_000), odd))
     layout = parse_arguments(skeleton)
@@ -276,24 +241,19 @@ OBJECTS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", OBJECTS)
 def test_objects_arrive(name: str) -> None:
-    """With their static fields, and leaves of the same kinds."""
+    """With their static fields and leaves of the same kinds, in an order that is known before."""
     ((arrived,), _) = there(OBJECTS[name])
     found, expected = jax.tree.flatten(arrived), jax.tree.flatten(OBJECTS[name])
     assert str(found[1]) == str(expected[1])
     assert list(map(jax.typeof, found[0])) == list(map(jax.typeof, expected[0]))
-
-
-@pytest.mark.parametrize("name", OBJECTS)
-def test_the_order_of_an_object_is_known_before(name: str) -> None:
-    """No instance is made to find it."""
     args = (1.0, OBJECTS[name], {"z": 1.0, "a": OBJECTS[name]})
     skeleton, blob, buffers = encode(args)
     layout = parse_arguments(skeleton)
     order = call_order(layout, NO_STATIC_ARGS)
     assert order is not None
     leaves = read_leaves(layout.whole, blob, buffers)
-    found = [jax.typeof(leaves[index]) for index in order]
-    assert found == [jax.typeof(leaf) for leaf in leaves_of((args, {}))]
+    types = [jax.typeof(leaves[index]) for index in order]
+    assert types == [jax.typeof(leaf) for leaf in leaves_of((args, {}))]
 
 
 def test_objects_of_equal_content_have_one_structure() -> None:

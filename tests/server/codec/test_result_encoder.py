@@ -139,10 +139,6 @@ def test_the_same_object_not_a_copy() -> None:
     """Where the client has it."""
     for static in (helper, MODEL, Model, Color.RED, jax.nn.relu):
         assert home(static) is static
-
-
-def test_a_callable_that_came_with_an_argument() -> None:
-    """Comes home as the object that the client sent last."""
     update = SGD.update
     content_table.callable_of(b"u" * 16, lambda: update)
     form, blob, _ = packed(carrying(update))
@@ -173,14 +169,10 @@ def test_what_the_client_cannot_have_is_a_token(static: Any) -> None:
 
 
 def test_an_installed_callable_that_the_function_does_not_name() -> None:
-    """Is a token too, also where it is of a package that the function uses."""
+    """Is a token too, as is what holds itself: a structure is written to its end."""
     assert home(optax.sgd) is optax.sgd
     assert type(home(optax.adam)) is RemoteObject
     assert type(home(threading.Thread)) is RemoteObject
-
-
-def test_an_object_that_holds_itself_is_a_token() -> None:
-    """A structure is written to its end."""
     model = Model()
     model.me = model  # type: ignore[attr-defined]
     assert type(home(model).me) is RemoteObject

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,10 +15,18 @@ from jaxd.results.local_objects import LocalObjects, RemoteObject
 from jaxd.results.reader import ResultReader, ResultsAs
 from jaxd_protocol.errors import ProtocolError, ResultError
 from jaxd_protocol.fingerprint import content_id
+from jaxd_protocol.messages.data_locations import (
+    INLINE_RESULT_BYTES,
+    KEEP_ALL,
+    KEEP_NONE,
+    ResultPolicy,
+)
 from jaxd_protocol.pickling.unpack.content_table import ClassId, content_table
 from jaxd_protocol.pickling.unpack.object_tokens import find_kept_object
-from jaxd_server.codec.results import ResultLayout, pack_result, result_layout
+from jaxd_protocol.pytree import Layout, Leaf
+from jaxd_server.codec.results import ResultLayout, pack_result, result_layout, retained_leaves
 from jaxd_server.jax_compat.lowered import out_leaves
+from tests.spans import leaves_in
 
 
 class Point(NamedTuple):
@@ -136,22 +145,18 @@ def run(tree: Any) -> Any:
 
 
 def test_plain_containers_come_home_as_they_are() -> None:
-    """With None in its place and the values where they were."""
+    """With None in its place and the values where they were; ordered dicts in their order."""
     tree = {"b": [np.float32(1), (np.int8(2), None)], "a": (), "c": {}}
     result = home(run(tree))
     assert str(jax.tree.structure(result)) == str(jax.tree.structure(tree))
     assert jax.tree.map(float, result) == {"b": [1.0, (2.0, None)], "a": (), "c": {}}
-
-
-def test_ordered_dicts_keep_their_order() -> None:
-    """Which jax keeps as well."""
     result = home(run(OrderedDict(z=1.0, a=2.0)))
     assert type(result) is OrderedDict
     assert [(name, float(value)) for name, value in result.items()] == [("z", 1.0), ("a", 2.0)]
 
 
 def test_default_dicts_come_home_with_what_makes_their_values() -> None:
-    """A class or function that the client's own function or arguments have; no other."""
+    """One that the client's function or arguments have, no other; dicts may have unusual keys."""
     form, blob, buffers = packed(run(defaultdict(list, a=1.0)))
     with pytest.raises(ResultError, match="cannot be made here"):
         ResultReader(CLASSES).read(form.skeleton, blob, buffers, "numpy")
@@ -160,30 +165,27 @@ def test_default_dicts_come_home_with_what_makes_their_values() -> None:
     assert type(result) is defaultdict
     assert result.default_factory is list
     assert float(result["a"]) == 1.0
+    found = home({frozenset({1}): jnp.ones(1), frozenset({2}): jnp.zeros(2)})
+    assert {key: value.shape for key, value in found.items()} == {
+        frozenset({1}): (1,),
+        frozenset({2}): (2,),
+    }
 
 
-def test_named_tuples_keep_their_class() -> None:
-    """Nested ones too."""
+def test_named_tuples_and_dataclasses_keep_their_class() -> None:
+    """Nested ones, frozen ones, and those with slots, which have no `__dict__` to read."""
     result = home(run(Point(1.0, Point(2.0, None))))
     assert type(result) is type(result.y) is Point
     assert (float(result.x), float(result.y.x), result.y.y) == (1.0, 2.0, None)
-
-
-@pytest.mark.parametrize("cls", [Layer, Frozen])
-def test_dataclasses_keep_their_class(cls: Any) -> None:
-    """Frozen ones and those with slots as well."""
-    result = home(run(cls(np.ones(3, np.float32), None)))
-    assert type(result) is cls
-    assert (result.w.tolist(), result.b) == ([1, 1, 1], None)
-
-
-def test_dataclasses_with_slots_keep_their_class() -> None:
-    """They have no `__dict__` to read."""
+    for cls in (Layer, Frozen):
+        made = home(run(cls(np.ones(3, np.float32), None)))
+        assert type(made) is cls
+        assert (made.w.tolist(), made.b) == ([1, 1, 1], None)
     assert home(run(Slotted(2.0))).w == 2.0
 
 
 def test_registered_classes_come_home_with_all_their_attributes() -> None:
-    """Those that jax does not see are part of them too."""
+    """Those that jax does not see, and those in slots of a base class."""
     box = Box(1.0)
     result = home(box.tree_unflatten(None, (jnp.asarray(3.0),)))
     assert type(result) is Box
@@ -191,10 +193,6 @@ def test_registered_classes_come_home_with_all_their_attributes() -> None:
     box.child = jnp.ones(2)
     leaves, structure = jax.tree.flatten(box)
     assert home(jax.tree.unflatten(structure, leaves)).child.tolist() == [1, 1]
-
-
-def test_attributes_in_slots_of_a_base_class_come_home() -> None:
-    """A `__dict__` is not always the whole of an instance."""
     half = HalfSlotted()
     half.child = jnp.asarray(4.0)
     assert float(home(half).child) == 4.0
@@ -229,15 +227,6 @@ def test_data_that_jax_does_not_see_is_no_data() -> None:
         found = ResultReader(known_objects).read(form.skeleton, blob, (), "numpy")
         assert type(found.extra) is RemoteObject
         assert find_kept_object(found.extra.token) is extra
-
-
-def test_a_dict_with_unusual_keys_comes_home() -> None:
-    """Keys that are the client's own objects, or copies of what is plain inside."""
-    found = home({frozenset({1}): jnp.ones(1), frozenset({2}): jnp.zeros(2)})
-    assert {key: value.shape for key, value in found.items()} == {
-        frozenset({1}): (1,),
-        frozenset({2}): (2,),
-    }
 
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
@@ -276,10 +265,15 @@ def test_large_arrays_travel_beside_the_message_without_a_copy() -> None:
 
 
 def test_the_form_of_a_result_is_found_out_once() -> None:
-    """Then it takes the leaves alone, in jax's order."""
+    """Then it takes the leaves alone; it can be made before there is a result."""
     form, _, _ = packed({"b": jnp.ones(2), "a": jnp.zeros(())})
     blob, _, _ = pack_result([jnp.full((), 7.0), jnp.full(2, 3.0)], form)
     assert ResultReader(CLASSES).read(form.skeleton, blob, (), "numpy")["b"].tolist() == [3, 3]
+    function = jax.jit(lambda x: {"weak": x * 2, "key": jax.random.key(0), "x": (jnp.ones(3), x)})
+    lowered = function.lower(1.0)
+    form = result_layout(out_leaves(lowered), lowered.out_tree)
+    assert form == packed(function(1.0))[0]
+    assert (len(form.layout.leaves), form.keys) == (4, True)
 
 
 KEPT: list[Any] = [
@@ -307,15 +301,6 @@ def test_a_form_is_its_skeleton_and_its_order(result: Any) -> None:
     assert pack_result(jax.tree.leaves(result), again) == (blob, buffers, ())
 
 
-def test_a_form_can_be_made_before_there_is_a_result() -> None:
-    """From what jax says of the leaves while it lowers."""
-    function = jax.jit(lambda x: {"weak": x * 2, "key": jax.random.key(0), "x": (jnp.ones(3), x)})
-    lowered = function.lower(1.0)
-    form = result_layout(out_leaves(lowered), lowered.out_tree)
-    assert form == packed(function(1.0))[0]
-    assert (len(form.layout.leaves), form.keys) == (4, True)
-
-
 @jax.tree_util.register_pytree_node_class
 class Marked(_Node):
     """Each one that is made gets a number that is more than a number."""
@@ -341,3 +326,84 @@ def test_what_is_no_skeleton_is_no_form(skeleton: bytes) -> None:
     """With the error that other unreadable messages have."""
     with pytest.raises(ProtocolError):
         ResultLayout.of(skeleton, ())
+
+
+LOSS = Leaf("A", "float32")
+
+
+COUNT = Leaf("A", "int32")
+
+
+BIAS = Leaf("A", "float32", (64,))
+
+
+WEIGHTS = Leaf("A", "float32", (64, 1024))
+
+
+STATE = (COUNT, BIAS, WEIGHTS)
+
+
+def numbers(
+    leaves: Sequence[Leaf], above: int, home: int = INLINE_RESULT_BYTES, taken: Sequence[Leaf] = ()
+) -> tuple[list[int], list[int]]:
+    """What stays, and what does not come home."""
+    found = retained_leaves(Layout(leaves, tuple), ResultPolicy(1, above, home), taken)
+    away = list(leaves_in(found.packed_away))
+    assert sorted((*found.home, *found.away)) == list(range(len(leaves)))
+    kept = [number for number, stays in enumerate(found.present) if stays]
+    assert found.nbytes == sum(leaves[number].nbytes for number in kept)
+    gone = [i for i, place in enumerate(found.placement.places) if place.buffer == place.offset]
+    assert gone == away
+    return kept, away
+
+
+ALL = (*STATE, LOSS)
+SMALL = (Leaf("A", "float32", (8, 1024)),) * 3
+STAYING: dict[str, tuple[tuple[Any, ...], list[int], list[int]]] = {
+    "nothing": ((ALL, KEEP_NONE, KEEP_NONE, STATE), [], []),
+    "what is large": ((ALL, INLINE_RESULT_BYTES), [2], [2]),
+    "the state of a loop, not its loss": (
+        (ALL, INLINE_RESULT_BYTES, INLINE_RESULT_BYTES, STATE),
+        [0, 1, 2],
+        [0, 1, 2],
+    ),
+    "small ones that are large together": (
+        ((*SMALL, LOSS), INLINE_RESULT_BYTES, INLINE_RESULT_BYTES, SMALL),
+        [0, 1, 2],
+        [0, 1, 2],
+    ),
+    "none of small ones": (((*SMALL, LOSS), INLINE_RESULT_BYTES), [], []),
+    "nothing of a small result like its argument": (
+        ((BIAS, LOSS), INLINE_RESULT_BYTES, INLINE_RESULT_BYTES, (BIAS, LOSS)),
+        [],
+        [],
+    ),
+    "everything, and nothing comes home": ((ALL, KEEP_ALL, -1), [0, 1, 2, 3], [0, 1, 2, 3]),
+    "everything, and what is new comes home": (
+        (ALL, KEEP_ALL, INLINE_RESULT_BYTES, STATE),
+        [0, 1, 2, 3],
+        [0, 1, 2],
+    ),
+    "everything, however small the state": (
+        ((BIAS, LOSS), KEEP_ALL, INLINE_RESULT_BYTES, (BIAS,)),
+        [0, 1],
+        [0],
+    ),
+}
+
+
+@pytest.mark.parametrize("what", STAYING)
+def test_what_stays_and_what_does_not_come_home(what: str) -> None:
+    """By size, and by whether it looks like an argument."""
+    arguments, kept, away = STAYING[what]
+    assert numbers(*arguments) == (kept, away)
+
+
+@pytest.mark.parametrize(
+    ("taken", "away"), [((), []), ((LOSS,), [0]), ((LOSS, LOSS), [0, 1]), ((COUNT,), [])]
+)
+def test_each_value_that_was_taken_stands_for_one_leaf(
+    taken: Sequence[Leaf], away: list[int]
+) -> None:
+    """A loss is not taken for the state because there is a number of its kind in the state."""
+    assert numbers((LOSS, LOSS), KEEP_ALL, taken=taken)[1] == away

@@ -136,14 +136,10 @@ def test_what_cannot_be_found_here_says_what_to_do(place: tuple[Any, ...]) -> No
 
 
 def test_nothing_is_imported_before_a_token_comes_back() -> None:
-    """A result of a library that only its function needs costs nothing."""
+    """A result of a library costs nothing; the same object has the same token in every form."""
     sys.modules.pop("this", None)
     adopted_one("i", "this", "s")
     assert "this" not in sys.modules
-
-
-def test_the_same_object_has_the_same_token_in_every_form() -> None:
-    """So that forms read from disk do not push each other's tokens out."""
     assert adopted_one("i", "json", "loads").token == adopted_one("i", "json", "loads").token
     assert adopted_one("i", "json", "loads").token != adopted_one("i", "json", "dump").token
 

@@ -20,6 +20,18 @@ from tests.server.codec.test_results import arrived
 FIRST = StaticArgs(frozenset({0}), frozenset({"x"}))
 
 
+@jax.tree_util.register_dataclass
+@dataclass
+class Layer:
+    w: Any
+    b: Any
+
+
+class Pair(NamedTuple):
+    w: Any
+    b: Any
+
+
 def of(*args: Any, **kwargs: Any) -> Any:
     """The signature of a call without static arguments."""
     return signature_of(args, kwargs, NO_STATIC_ARGS)
@@ -40,13 +52,16 @@ def static(value: Any) -> Any:
         (jax.random.key(0), jax.random.key(1)),
         (1.0, float("nan")),
         ([None], [None]),
+        (Layer(1.0, [2.0]), Layer(3.0, [4.0])),
     ],
-    ids=["dict order", "values", "numpy and jax", "numpy scalar", "keys", "floats", "None"],
+    ids=["dict order", "values", "jax", "numpy scalar", "keys", "floats", "None", "class"],
 )
 def test_what_one_program_can_take_has_one_signature(one: Any, other: Any) -> None:
-    """Only structure, shape, dtype and weak type count."""
+    """Only structure, shape, dtype and weak type count; of this process and on disk."""
     assert of(one) == of(other)
     assert hash(of(one)) == hash(of(other))
+    assert lasting(one) == lasting(other)
+    assert len(lasting(one)) == 16
 
 
 DIFFERENT = [
@@ -59,22 +74,30 @@ DIFFERENT = [
     (np.ones(3, np.float32), np.ones((3, 1), np.float32)),
     (np.ones(3, np.float32), np.ones(3, np.float16)),
     (jnp.asarray(1.0), np.float32(1)),
+    (jnp.asarray(1.0), jnp.asarray(1.0, jnp.float32)),
     (jnp.full(3, 1.0), jnp.full(3, 1.0, jnp.float32)),
     ((1, 2), [1, 2]),
     ({"a": 1}, {"b": 1}),
     ({"a": 1, "b": 2}, OrderedDict(a=1, b=2)),
     (OrderedDict(a=1, b=2), OrderedDict(b=2, a=1)),
     ({1: 1.0}, {True: 1.0}),
+    ({1: 1.0}, {"1": 1.0}),
     (None, ()),
     (jax.random.key(0), jax.random.key_data(jax.random.key(0))),
     (jax.random.key(0), jax.random.key(0, impl="rbg")),
+    (Layer(1.0, 2.0), Pair(1.0, 2.0)),
+    (Layer(1.0, None), Layer(1.0, 2.0)),
+    (Pair(1.0, 2.0), (1.0, 2.0)),
+    ([[1.0], 2.0], [[1.0, 2.0]]),
+    ([[], 1.0], [1.0, []]),
 ]
 
 
 @pytest.mark.parametrize(("one", "other"), DIFFERENT)
 def test_what_compiles_differently_has_another_signature(one: Any, other: Any) -> None:
-    """Else a caller would get the result of somebody else's program."""
+    """Else a caller would get the result of somebody else's program; here and on disk."""
     assert of(one) != of(other)
+    assert lasting(one) != lasting(other)
 
 
 @jax.tree_util.register_dataclass
@@ -82,6 +105,11 @@ def test_what_compiles_differently_has_another_signature(one: Any, other: Any) -
 class Scaled:
     x: Any
     by: Any = field(metadata={"static": True})
+
+
+@dataclass(frozen=True)
+class Setting:
+    width: int
 
 
 @pytest.mark.parametrize(
@@ -94,17 +122,23 @@ def test_static_fields_count_by_type_and_value(one: Any, other: Any) -> None:
     assert of(Scaled(1.0, one)) == of(Scaled(2.0, one))
 
 
-def test_weak_types_count() -> None:
-    """A Python number adapts to what it meets, an array does not."""
-    assert jnp.asarray(1.0).weak_type
-    assert of(jnp.asarray(1.0)) != of(jnp.asarray(1.0, jnp.float32))
-
-
-def test_names_of_keyword_arguments_count_and_their_order_does_not() -> None:
-    """As everywhere in Python."""
+def test_where_an_argument_stands_counts() -> None:
+    """By position or by name, and by which name; not in which order the names come."""
     assert of(a=1, b=2.0) == of(b=2.0, a=1)
     assert of(a=1) != of(b=1)
     assert of(1) != of(a=1)
+    found = [lasting(1.0, 2), lasting(2, 1.0), lasting(1.0, x=2), lasting(x=1.0, y=2), lasting()]
+    assert len(set(found)) == 5
+    assert lasting(x=1.0, y=2) == lasting(y=3, x=2.0)
+    assert lasting([1.0, 2.0]) != lasting(1.0, 2.0)
+    assert lasting(1.0) != lasting_static(1.0)
+
+    def call(first: int, rest: float, x: str) -> Any:
+        return signature_of((first, rest), {"x": x, "y": 1.0}, FIRST)
+
+    assert call(1, 1.0, "a") == call(1, 2.0, "a")
+    assert call(1, 1.0, "a") != call(2, 1.0, "a")
+    assert call(1, 1.0, "a") != call(1, 1.0, "b")
 
 
 @pytest.mark.parametrize(
@@ -120,45 +154,33 @@ def test_names_of_keyword_arguments_count_and_their_order_does_not() -> None:
         ("1", b"1"),
         (None, False),
         (jnp.float32, jnp.bfloat16),
+        (Setting(1), Setting(2)),
+        (jnp.tanh, jnp.sin),
     ],
 )
 def test_static_values_are_told_apart_by_type_and_value(one: Any, other: Any) -> None:
-    """Also where Python calls them equal, as 1 and True inside of a tuple."""
+    """Also where Python calls them equal, as 1 and True inside of a tuple; objects by content."""
     assert static(one) != static(other)
+    assert lasting_static(one) != lasting_static(other)
 
 
-@pytest.mark.parametrize("value", [3, "relu", (1, "a", None), float("nan"), jnp.tanh])
-def test_equal_static_values_share_a_signature(value: Any) -> None:
-    """Not a number, too, which is not equal to itself."""
-    assert static(value) == static(value)
-    assert hash(static(value)) == hash(static(value))
-
-
-def test_a_static_value_is_never_taken_for_a_traced_one() -> None:
-    """The same number in the same place is another program."""
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: 3,
+        lambda: "relu",
+        lambda: (1, "a", None),
+        lambda: float("nan"),
+        lambda: jnp.tanh,
+        lambda: Setting(1),
+    ],
+)
+def test_equal_static_values_share_a_signature(make: Any) -> None:
+    """Not a number, too, which is not equal to itself; never that of a traced one."""
+    assert static(make()) == static(make())
+    assert hash(static(make())) == hash(static(make()))
+    assert lasting_static(make()) == lasting_static(make())
     assert static(3) != of(3)
-
-
-def test_static_arguments_are_found_by_position_and_by_name() -> None:
-    """And the others beside them are traced."""
-
-    def call(first: int, rest: float, x: str) -> Any:
-        return signature_of((first, rest), {"x": x, "y": 1.0}, FIRST)
-
-    assert call(1, 1.0, "a") == call(1, 2.0, "a")
-    assert call(1, 1.0, "a") != call(2, 1.0, "a")
-    assert call(1, 1.0, "a") != call(1, 1.0, "b")
-
-
-@dataclass(frozen=True)
-class Setting:
-    width: int
-
-
-def test_objects_can_be_static() -> None:
-    """By their content."""
-    assert static(Setting(1)) == static(Setting(1))
-    assert static(Setting(1)) != static(Setting(2))
 
 
 @dataclass(frozen=True)
@@ -191,21 +213,23 @@ def test_what_is_equal_only_by_its_own_idea_is_not(one: Any, other: Any) -> None
 
 
 def test_what_has_no_content_counts_by_its_own_idea_of_equality() -> None:
-    """There is nothing else."""
+    """There is nothing else; it has no lasting signature, by which nothing would find it again."""
     one, other = ((each for each in [number]) for number in (1, 2))
     assert static(one) == static(one) != static(other)
     assert of(Scaled(1.0, one)) == of(Scaled(2.0, one)) != of(Scaled(1.0, other))
     assert of(Scaled(1.0, (one, 1))) != of(Scaled(1.0, (one, True)))
+    with pytest.raises(ValueError, match="has no content"):
+        lasting_static(Shut())
+    with pytest.raises(ValueError, match="known only to one process"):
+        lasting(Unknown(1.0))
+    with pytest.raises(ArgumentError):
+        lasting("text")
 
 
 def test_a_static_value_that_cannot_be_hashed_is_refused() -> None:
-    """With jax's own words, and what to do."""
+    """With jax's own words, and what to do; so is what jax cannot trace."""
     with pytest.raises(ValueError, match=r"Non-hashable static arguments.*a tuple for a list"):
         static([1, 2])
-
-
-def test_an_object_that_jax_cannot_trace_is_refused() -> None:
-    """Whether it is an argument or lies deep in one."""
     with pytest.raises(ArgumentError, match=r"type Setting.*static_argnames"):
         of({"deep": [Setting(1)]})
     with pytest.raises(ArgumentError, match="type str"):
@@ -224,20 +248,8 @@ def lasting_static(value: Any) -> bytes:
     return lasting_signature((value,), {}, FIRST)
 
 
-@jax.tree_util.register_dataclass
-@dataclass
-class Layer:
-    w: Any
-    b: Any
-
-
 class Unknown(NamedTuple):
     w: Any
-
-
-class Pair(NamedTuple):
-    w: Any
-    b: Any
 
 
 class Shut:
@@ -245,75 +257,6 @@ class Shut:
 
     def __reduce__(self) -> Any:
         raise TypeError("it is shut")
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        *DIFFERENT,
-        (Layer(1.0, 2.0), Pair(1.0, 2.0)),
-        (Layer(1.0, None), Layer(1.0, 2.0)),
-        (Pair(1.0, 2.0), (1.0, 2.0)),
-        ([[1.0], 2.0], [[1.0, 2.0]]),
-        ([[], 1.0], [1.0, []]),
-        ({1: 1.0}, {"1": 1.0}),
-        (jnp.asarray(1.0), np.float32(1)),
-    ],
-)
-def test_the_lasting_signature_tells_all_of_it_apart_too(one: Any, other: Any) -> None:
-    """Structure, classes, names, shapes, dtypes and weak types."""
-    assert lasting(one) != lasting(other)
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ({"a": 1.0, "b": 2}, {"b": 3, "a": 2.0}),
-        (np.ones(3, np.float32), jnp.zeros(3, jnp.float32)),
-        (Layer(1.0, [2.0]), Layer(3.0, [4.0])),
-        (jax.random.key(0), jax.random.key(1)),
-    ],
-)
-def test_values_do_not_count_for_the_lasting_signature(one: Any, other: Any) -> None:
-    """One program can take both."""
-    assert lasting(one) == lasting(other)
-    assert len(lasting(one)) == 16
-
-
-def test_where_an_argument_stands_counts() -> None:
-    """By position or by name, and by which name; not in which order the names come."""
-    found = [lasting(1.0, 2), lasting(2, 1.0), lasting(1.0, x=2), lasting(x=1.0, y=2), lasting()]
-    assert len(set(found)) == 5
-    assert lasting(x=1.0, y=2) == lasting(y=3, x=2.0)
-    assert lasting([1.0, 2.0]) != lasting(1.0, 2.0)
-    assert lasting(1.0) != lasting_static(1.0)
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [(3, 3.0), (1, True), (0.0, -0.0), (("a", 1), ("a", True)), (None, False), ("1", b"1")],
-)
-def test_static_literals_are_told_apart_in_the_lasting_signature(one: Any, other: Any) -> None:
-    """By type and value."""
-    assert lasting_static(one) != lasting_static(other)
-    assert lasting_static(one) == lasting_static(one)
-
-
-def test_static_objects_count_by_their_content() -> None:
-    """Whatever they think of equality themselves."""
-    assert lasting_static(Setting(1)) == lasting_static(Setting(1))
-    assert lasting_static(Setting(1)) != lasting_static(Setting(2))
-    assert lasting_static(jnp.tanh) == lasting_static(jnp.tanh) != lasting_static(jnp.sin)
-
-
-def test_what_has_no_content_has_no_lasting_signature() -> None:
-    """Nothing would find it again."""
-    with pytest.raises(ValueError, match="has no content"):
-        lasting_static(Shut())
-    with pytest.raises(ValueError, match="known only to one process"):
-        lasting(Unknown(1.0))
-    with pytest.raises(ArgumentError):
-        lasting("text")
 
 
 @pytest.mark.slow
