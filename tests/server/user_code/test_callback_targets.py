@@ -13,13 +13,19 @@ import numpy as np
 import pytest
 
 from jaxd.events.jax_callbacks import CallbackTable
-from jaxd_protocol.errors import CallbackError
+from jaxd.request.arguments import encode_arguments
+from jaxd.results.reader import ResultReader
+from jaxd_protocol.errors import CallbackError, ProtocolError, ResultError
 from jaxd_protocol.fingerprint import CallbackList, walk
 from jaxd_protocol.fingerprint.client_object import ClientObject
 from jaxd_protocol.fingerprint.data_model import CallbackCandidates
+from jaxd_protocol.jit.static_args import NO_STATIC_ARGS
 from jaxd_protocol.pytree import dump_literal
+from jaxd_server.codec.result_encoder import ResultEncoder
 from jaxd_server.user_code.callback_targets import (
     CallbackTargets,
+    pack_callback,
+    read_callback,
     recording_arguments,
     runs_on_server,
 )
@@ -92,17 +98,13 @@ def trace(x: Any = 1.0, function: Any = traced) -> None:
 
 
 def test_what_the_code_gives() -> None:
-    """As itself, as a method of the same object, and where a stand-in came."""
+    """As itself, as a method of the same object, where a stand-in came; and what is listed."""
     assert there_and_back(note) is note
     assert there_and_back(box.put) == box.put
     given = targets()
     given.objects = [each._replace(number=5) for each in given.objects if each.names]
     callback_target, _ = CallbackTargets("f", given).at(ClientObject(5, ("put",)))
     assert CallbackTable(given).function_at(callback_target, ()) == box.put
-
-
-def test_what_is_listed() -> None:
-    """Known by its stand-in, or by its name where it came by value."""
     other = Box()
     listed = (held.append, other.other, len)
     assert there_and_back(ClientObject(1, ("other",), True), listed) == other.other
@@ -153,9 +155,12 @@ def test_a_tracer_cannot_leave() -> None:
 
 
 def test_a_function_that_holds_no_data_is_refused() -> None:
-    """The client would not have it."""
+    """The client would not have it; what stands in for an object is none."""
     trace(box.put)
     with pytest.raises(CallbackError, match=r"holds a method, which is no data.*callbacks="):
+        CallbackTargets("f", targets()).at(made[2])
+    trace(ClientObject(0, (), True))
+    with pytest.raises(CallbackError, match="holds an object of the client's, which is no data"):
         CallbackTargets("f", targets()).at(made[2])
 
 
@@ -224,8 +229,39 @@ def test_what_stays_on_the_server() -> None:
     assert runs_on_server(operator.attrgetter("x")) is runs_on_server(operator.itemgetter(1))
 
 
-def test_what_stands_in_for_an_object_is_no_data() -> None:
-    """Though it has every attribute."""
-    trace(ClientObject(0, (), True))
-    with pytest.raises(CallbackError, match="holds an object of the client's, which is no data"):
-        CallbackTargets("f", targets()).at(made[2])
+CALLBACK_TARGET = ("partial", ("given", 0), (("held", 0),), ())
+
+
+def arrived(*args: Any, held: tuple[Any, ...] = (), **kwargs: Any) -> Any:
+    """What a client reads."""
+    (skeleton, blob), buffers = pack_callback(CALLBACK_TARGET, held, args, kwargs)
+    return ResultReader({}).read(skeleton, blob, buffers, "auto")
+
+
+def test_what_cannot_travel_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the word that it was for a callback."""
+
+    def refuse(*_: Any) -> None:
+        raise ResultError("it has no form")
+
+    monkeypatch.setattr(ResultEncoder, "node", refuse)
+    with pytest.raises(CallbackError, match=r"given something that cannot travel: it has no form"):
+        arrived(1)
+
+
+@pytest.mark.parametrize("argument", [len, [print], {"k": jnp.float32}], ids=["one", "in", "class"])
+def test_a_function_is_no_argument(argument: Any) -> None:
+    """The client would refuse it."""
+    with pytest.raises(CallbackError, match="given a function as an argument"):
+        arrived(argument)
+
+
+def test_results_are_read_as_arguments_are() -> None:
+    """Trees of arrays and numbers; other answers, as of a client that knows no such question."""
+    result = {"a": np.arange(3), "b": (1.5, None)}
+    encoded = encode_arguments((result,), {}, NO_STATIC_ARGS, {})
+    back = read_callback((encoded.skeleton, encoded.blob), encoded.buffers)
+    assert back["a"].tolist() == [0, 1, 2]
+    assert back["b"] == (1.5, None)
+    with pytest.raises(ProtocolError, match="callback's result cannot be read"):
+        read_callback((1, 2), ())

@@ -5,7 +5,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
@@ -34,6 +34,16 @@ def ends(one: Interruptible, thread: threading.Thread) -> bool:
     return not thread.is_alive()
 
 
+def begun(one: Interruptible, work: Callable[[], object]) -> threading.Thread:
+    """A thread that does it, and is interrupted in it."""
+
+    def run() -> None:
+        with pytest.raises(Interrupted):
+            one.run(work)
+
+    return start(run)
+
+
 @contextmanager
 def interrupting(one: Interruptible) -> Iterator[None]:
     """Within it, a thread interrupts as fast as it can."""
@@ -52,12 +62,17 @@ def interrupting(one: Interruptible) -> Iterator[None]:
 
 
 def test_what_is_not_interrupted_returns_what_the_work_does() -> None:
-    """Or raises it."""
+    """Or raises it; nobody is interrupted who did not say so."""
     one = Interruptible()
     assert one.run(lambda: 3) == 3
     with pytest.raises(ZeroDivisionError):
         one.run(lambda: 1 // 0)
     assert not one.is_running
+    one = Interruptible()
+    assert not one.interrupt()
+    one.run(lambda: None)
+    assert not one.interrupt()
+    assert one.sent == 0
 
 
 def test_endless_work_is_interrupted() -> None:
@@ -80,15 +95,6 @@ def test_endless_work_is_interrupted() -> None:
     assert not one.interrupt()
 
 
-def test_nobody_is_interrupted_who_did_not_say_so() -> None:
-    """Before the first section and after the last."""
-    one = Interruptible()
-    assert not one.interrupt()
-    one.run(lambda: None)
-    assert not one.interrupt()
-    assert one.sent == 0
-
-
 def test_what_comes_of_interrupted_work_is_not_used() -> None:
     """Code that swallows the exception may have gone another way than it does else."""
     one = Interruptible()
@@ -98,11 +104,7 @@ def test_what_comes_of_interrupted_work_is_not_used() -> None:
             endless()
         return "another way"
 
-    def run() -> None:
-        with pytest.raises(Interrupted):
-            one.run(stubborn)
-
-    thread = start(run)
+    thread = begun(one, stubborn)
     until(lambda: one.is_running)
     one.interrupt()
     join([thread])
@@ -120,11 +122,7 @@ def test_what_swallows_one_is_interrupted_again() -> None:
             except BaseException:  # noqa: BLE001  as careless code does
                 swallowed.append(1)
 
-    def run() -> None:
-        with pytest.raises(Interrupted):
-            one.run(stubborn)
-
-    thread = start(run)
+    thread = begun(one, stubborn)
     until(lambda: ends(one, thread))
     assert len(swallowed) == 5
 
@@ -171,12 +169,7 @@ def test_no_interrupt_ever_comes_too_late(length: int, monkeypatch: pytest.Monke
 def test_python_does_not_look_for_more_afterwards() -> None:
     """It would at each step of every thread; and on Python 3.11 a profiler then never returns."""
     one = Interruptible()
-
-    def run() -> None:
-        with pytest.raises(Interrupted):
-            one.run(endless)
-
-    thread = start(run)
+    thread = begun(one, endless)
     until(lambda: ends(one, thread))
     one.sent = 0
     one.run(lambda: None)
@@ -201,14 +194,10 @@ def test_threads_beside_it_are_left_alone() -> None:
         except BaseException as error:  # noqa: BLE001  there must be none
             failures.append(error)
 
-    def guilty() -> None:
-        with pytest.raises(Interrupted):
-            one.run(endless)
-
     with interrupting(one):
         for _ in range(20):
             one.sent = 0
-            join([start(guilty), *(start(innocent) for _ in range(3))])
+            join([begun(one, endless), *(start(innocent) for _ in range(3))])
     assert failures == []
 
 
@@ -226,13 +215,9 @@ def test_locks_of_the_library_are_not_left_taken() -> None:
             for _ in range(100):
                 pass
 
-    def run() -> None:
-        with pytest.raises(Interrupted):
-            one.run(talk)
-
     for _ in range(10):
         one.sent = 0
-        thread = start(run)
+        thread = begun(one, talk)
         until(lambda: one.is_running)
         until(partial(ends, one, thread))
         lock: Any = handler.lock
@@ -256,13 +241,9 @@ def test_an_import_is_not_interrupted(tmp_path: Any, monkeypatch: pytest.MonkeyP
         assert slowly_imported.value == 499500
         endless()
 
-    def run() -> None:
-        with pytest.raises(Interrupted):
-            one.run(work)
-
     REACHED.clear()
     GO_ON.clear()
-    thread = start(run)
+    thread = begun(one, work)
     assert REACHED.wait(PATIENCE_S)
     assert one.interrupt()
     assert one.sent == 0

@@ -14,7 +14,6 @@ from jaxd_protocol.fingerprint import walk
 from jaxd_server.user_code import jax_callbacks
 from jaxd_server.user_code.callback_targets import CallbackTargets
 from jaxd_server.user_code.jax_callbacks import (
-    callbacks_disabled,
     install_callback_redirection,
     redirecting_callbacks,
 )
@@ -79,24 +78,6 @@ def run(function: Any, x: Any = X) -> Any:
     return result
 
 
-def test_debug_callbacks_call_the_client(running: Call) -> None:
-    """With values where arrays are, and the rest as it was."""
-
-    def f(x: Any) -> Any:
-        jax.debug.callback(own, x, "text", ordered=True, more=2 * x)
-        return x
-
-    run(f)
-    ((callback_target, args, kwargs, wants),) = running.source.called
-    assert (callback_target, float(args[0]), args[1], float(kwargs["more"])) == (
-        ("given", 0),
-        3.0,
-        "text",
-        6.0,
-    )
-    assert not wants
-
-
 def test_io_callbacks_have_the_clients_answer(running: Call) -> None:
     """Under transformations as well."""
 
@@ -119,28 +100,6 @@ def test_in_branches_and_gradients(running: Call) -> None:
 
     assert float(run(f)) == 6.0
     assert [float(args[0]) for _, args, _, _ in running.source.called] == [3.0]
-
-
-def test_what_stays_here_is_called_here(running: Call, capsys: pytest.CaptureFixture[str]) -> None:
-    """Prints, whose output travels; and pure callbacks."""
-
-    def f(x: Any) -> Any:
-        jax.debug.callback(print, "here", x)
-        jax.debug.print("there {x}", x=x)
-        return jax.pure_callback(lambda v: v * 2, SCALAR, x)
-
-    assert float(run(f)) == 6.0
-    assert sorted(capsys.readouterr().out.splitlines()) == ["here 3.0", "there 3.0"]
-    assert not running.source.called
-
-
-def test_a_search_calls_nobody(running: Call) -> None:
-    """What has been called already is passed over; a value cannot be."""
-    with callbacks_disabled(), redirecting_callbacks(CallbackTargets("f", TARGETS)):
-        jax.debug.callback(own, X)
-        with pytest.raises(CallbackError, match="not asked for twice"):
-            io_callback(own, SCALAR, X)
-    assert not running.source.called
 
 
 def test_while_tracing_there_is_nobody_to_be_called(

@@ -9,7 +9,8 @@ import itertools
 import random
 import types
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -22,6 +23,13 @@ from jaxd_server.user_code.mutation_guard import NO_GUARD, MutationGuard
 from tests.ids import stable_id
 
 setting: Any = 1
+
+
+@contextmanager
+def noticed(words: str, guard: MutationGuard) -> Iterator[None]:
+    """Traces with a guard, which notices a change and says it in these words."""
+    with pytest.raises(LostUpdateError, match=words), guard.kept():
+        yield
 
 
 class Settings:
@@ -60,10 +68,7 @@ def test_a_container_or_object_that_changes(value: Any, change: Callable[[Any], 
         return dict(vars(value)) if isinstance(value, Settings) else [*value, repr(value)]
 
     before = content()
-    with (
-        pytest.raises(LostUpdateError, match=f"changes a {type(value).__name__} while"),
-        MutationGuard([value]).kept(),
-    ):
+    with noticed(f"changes a {type(value).__name__} while", MutationGuard([value])):
         change(value)
     assert content() == before
 
@@ -134,16 +139,13 @@ def test_state_that_no_attribute_shows(value: Any, change: Callable[[Any], Any])
     with guard.kept():
         repr(value)
     assert not guard.is_spoiled
-    with (
-        pytest.raises(LostUpdateError, match=f"changes a {type(value).__name__} while"),
-        guard.kept(),
-    ):
+    with noticed(f"changes a {type(value).__name__} while", guard):
         change(value)
     assert guard.is_spoiled
 
 
 def test_what_changes_between_two_traces_is_no_change_of_either() -> None:
-    """A program may change it, in what it calls back on the server."""
+    """A program may change it, in what it calls back; large arrays are not compared at all."""
     generator = np.random.default_rng(0)
     guard = MutationGuard([generator])
     for _ in range(2):
@@ -151,22 +153,27 @@ def test_what_changes_between_two_traces_is_no_change_of_either() -> None:
             repr(generator)
         generator.random()
     assert not guard.is_spoiled
-
-
-def test_large_arrays_are_not_compared() -> None:
-    """It would take longer than the trace."""
     large = np.zeros((1 << 24) + 1, np.int8)
     with MutationGuard([large]).kept():
         large[0] = 1
 
 
 def test_a_failed_trace_spoils_as_well() -> None:
-    """What it has taken is gone."""
+    """What it has taken is gone; what can be made what it was is, for the next trace."""
     numbers = itertools.count()
     guard = MutationGuard([numbers])
     with pytest.raises(ZeroDivisionError), guard.kept():
         divmod(next(numbers), 0)
     assert guard.is_spoiled
+    scales = [1.0]
+
+    def fail() -> float:
+        scales[0] = 2.0
+        return 1 / 0
+
+    with pytest.raises(ZeroDivisionError), MutationGuard([scales]).kept():
+        fail()
+    assert scales == [1.0]
 
 
 @pytest.mark.parametrize(
@@ -181,34 +188,24 @@ def test_a_failed_trace_spoils_as_well() -> None:
 def test_a_class_that_changes(change: Callable[[], Any]) -> None:
     """It is as it was before: other functions may have it as well."""
     before = dict(vars(Counting))
-    with (
-        pytest.raises(LostUpdateError, match="changes the class Counting while"),
-        MutationGuard([Counting]).kept(),
-    ):
+    with noticed("changes the class Counting while", MutationGuard([Counting])):
         change()
     assert dict(vars(Counting)) == before
 
 
 def test_what_a_class_holds() -> None:
-    """A list in it is one of the function's as well."""
-    with pytest.raises(LostUpdateError, match="a list"), MutationGuard([Counting]).kept():
+    """A list in it is one of the function's as well; so are the attributes of a namespace."""
+    with noticed("a list", MutationGuard([Counting])):
         Counting.seen.append(1)
     assert Counting.seen == []
-
-
-def test_a_namespace() -> None:
-    """An object of Python's that is nothing but its attributes."""
     namespace = types.SimpleNamespace(count=0)
-    with (
-        pytest.raises(LostUpdateError, match="a SimpleNamespace"),
-        MutationGuard([namespace]).kept(),
-    ):
+    with noticed("a SimpleNamespace", MutationGuard([namespace])):
         namespace.count += 1
     assert namespace.count == 0
 
 
 def test_a_global_and_a_variable_of_a_closure() -> None:
-    """Their names are said; one that was not there before is gone again."""
+    """Their names are said; what a function holds counts as well, as the function names it."""
     count = 0
 
     def closure() -> None:
@@ -219,45 +216,19 @@ def test_a_global_and_a_variable_of_a_closure() -> None:
         global setting, fresh  # noqa: PLW0603  as users do
         setting = fresh = 2  # type: ignore[name-defined]
 
-    with (
-        pytest.raises(LostUpdateError, match="changes the variable 'count'"),
-        MutationGuard([closure]).kept(),
-    ):
+    with noticed("changes the variable 'count'", MutationGuard([closure])):
         closure()
-    with (
-        pytest.raises(LostUpdateError, match="changes the global 'fresh'"),
-        MutationGuard([module]).kept(),
-    ):
+    with noticed("changes the global 'fresh'", MutationGuard([module])):
         module()
     assert (count, setting, "fresh" in globals()) == (0, 1, False)
-
-
-def test_what_a_function_holds_counts_as_well() -> None:
-    """And is named as the function names it."""
     seen: list[int] = []
 
     def note() -> None:
         seen.append(1)
 
-    with (
-        pytest.raises(LostUpdateError, match="changes a list, 'seen',"),
-        MutationGuard([note]).kept(),
-    ):
+    with noticed("changes a list, 'seen',", MutationGuard([note])):
         note()
     assert seen == []
-
-
-def test_what_fails_leaves_nothing_behind() -> None:
-    """The next trace, which may be somebody else's, begins as the first one did."""
-    scales = [1.0]
-
-    def fail() -> float:
-        scales[0] = 2.0
-        return 1 / 0
-
-    with pytest.raises(ZeroDivisionError), MutationGuard([scales]).kept():
-        fail()
-    assert scales == [1.0]
 
 
 def test_what_only_looks_is_left_alone() -> None:
@@ -283,8 +254,8 @@ def functions_in(module: types.ModuleType) -> list[types.FunctionType]:
     return [each for each in vars(module).values() if isinstance(each, types.FunctionType)]
 
 
-def test_a_name_that_a_modules_getattr_keeps_is_no_change() -> None:
-    """It is made again where it is not there. One that a function assigns by itself is a change."""
+def test_what_a_module_gets_by_itself_is_no_change() -> None:
+    """What its `__getattr__` keeps, or an import puts there; a function's own assignment is one."""
     module = module_of(
         "def __getattr__(name):\n    globals()['made'] = 1\n    return 1\n"
         "def use():\n    return made\n"
@@ -293,15 +264,11 @@ def test_a_name_that_a_modules_getattr_keeps_is_no_change() -> None:
     guard = MutationGuard(functions_in(module))
     with guard.kept():
         assert module.made == 1
-    with pytest.raises(LostUpdateError, match="the global 'other'"), guard.kept():
+    with noticed("the global 'other'", guard):
         module.assigns()
-
-
-def test_a_submodule_that_is_imported_is_no_change() -> None:
-    """The import puts it into its package. Another module in a global is a change."""
     module = module_of("def use():\n    return inner, other\n")
     guard = MutationGuard(functions_in(module))
     with guard.kept():
         module.inner = types.ModuleType("made_module.inner")  # type: ignore[attr-defined]
-    with pytest.raises(LostUpdateError, match="the global 'other'"), guard.kept():
+    with noticed("the global 'other'", guard):
         module.other = types.ModuleType("inner")  # type: ignore[attr-defined]
