@@ -61,17 +61,13 @@ def test_a_build_has_stages_of_its_own() -> None:
     assert len(events) == 4
 
 
-def test_a_trace_is_its_principals() -> None:
-    """Another one with the same name for it finds nothing; nor does the next of that name."""
+def test_a_trace_is_its_principals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody else's, nor the next one's of that name; of what nobody fetches."""
     logs = TraceLogs()
     ConnectionTrace(logs.open("a", b"t"), "7.1").add(1, "send", 0)
     assert taken(logs, "b") == []
     logs.forget("a")
     assert taken(logs) == []
-
-
-def test_what_nobody_fetches_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The oldest spans of a trace go, which is counted."""
     monkeypatch.setattr(call_trace, "_MAX_SPANS", 3)
     logs = TraceLogs()
     trace = ConnectionTrace(logs.open("a", b"t"), "7.1")
@@ -81,9 +77,7 @@ def test_what_nobody_fetches_is_limited(monkeypatch: pytest.MonkeyPatch) -> None
     assert ([span[1] for span in found["spans"]], found["left_out"]) == ([2, 3, 4], 2)
 
 
-def test_too_many_traces_cost_only_their_principal_and_that_is_reported(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_too_many_traces_cost_only_their_principal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those without spans go first; what was dropped, or comes after that, is counted."""
     monkeypatch.setattr(call_trace, "_MAX_TRACES", 2)
     logs = TraceLogs()
@@ -106,10 +100,6 @@ def test_too_many_traces_cost_only_their_principal_and_that_is_reported(
     found = logs.take("a", b"t")
     assert (len(found["spans"]), found["left_out"]) == (1, 0)
     assert len(logs.take("a", b"v")["spans"]) == 1
-
-
-def test_the_names_of_dropped_traces_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a client could fill the memory of the server with them."""
     monkeypatch.setattr(call_trace, "_MAX_TRACES", 2)
     monkeypatch.setattr(call_trace, "_MAX_NAMES", 5)
     logs = TraceLogs()

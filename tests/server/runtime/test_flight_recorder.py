@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from jaxd_server.runtime.flight_recorder import FlightEntry, FlightRecorder
+from jaxd_server.runtime.flight_recorder import FlightRecorder
 
 KEY, FINGERPRINT = b"k" * 16, b"f" * 16
 
@@ -30,7 +30,7 @@ def test_the_host_reads_what_the_worker_has_written() -> None:
 
 
 def test_a_call_is_there_as_long_as_it_runs() -> None:
-    """The oldest first; before its function is known it has its key."""
+    """The oldest first, by its key at first; one call more than there are places takes nobody's."""
     box = FlightRecorder.create()
     first, second = begin(box), begin(box, b"l" * 16)
     assert [entry.ids for entry in box.entries()] == [(KEY,), (b"l" * 16,)]
@@ -39,19 +39,6 @@ def test_a_call_is_there_as_long_as_it_runs() -> None:
     assert [entry.ids for entry in box.entries()] == [(b"l" * 16,)]
     box.end(second)
     assert box.entries() == []
-
-
-def test_a_call_that_others_have_joined_is_not_alone() -> None:
-    """Also when its function becomes known only afterwards."""
-    box = FlightRecorder.create()
-    place = begin(box, alone=True)
-    box.clear_alone(place)
-    box.identify(place, FINGERPRINT, "step")
-    assert not box.entries()[0].is_alone
-
-
-def test_there_are_only_so_many_places() -> None:
-    """One call more is not written down, and takes nobody's place."""
     box = FlightRecorder.create()
     places = [begin(box) for _ in range(257)]
     assert places[-1] == -1
@@ -64,8 +51,13 @@ def test_there_are_only_so_many_places() -> None:
     assert begin(box) >= 0
 
 
-def test_names_of_any_length_fit() -> None:
-    """They are cut; what they are cut to can be read."""
+def test_a_call_that_others_have_joined_is_not_alone() -> None:
+    """Also when its function becomes known only afterwards; names of any length are cut to fit."""
+    box = FlightRecorder.create()
+    place = begin(box, alone=True)
+    box.clear_alone(place)
+    box.identify(place, FINGERPRINT, "step")
+    assert not box.entries()[0].is_alone
     box = FlightRecorder.create()
     place = box.begin(KEY, "é" * 100, is_repeated=False, is_alone=False)
     box.identify(place, FINGERPRINT, "ü" * 1000)
@@ -95,11 +87,3 @@ def test_who_has_values_is_not_known_when_nonsense_stands_there(data: bytes) -> 
     box._memory[:4] = len(data).to_bytes(4, "little")
     box._memory[4 : 4 + len(data)] = data
     assert box.owners() == {"unknown"}
-
-
-def test_an_entry_knows_its_age() -> None:
-    """In seconds of the clock that all processes share."""
-    import time
-
-    entry = FlightEntry("f", (KEY,), "uid:1", time.monotonic() - 5, False, False)
-    assert 5 <= entry.seconds < 60

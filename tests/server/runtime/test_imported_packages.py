@@ -34,8 +34,16 @@ def test_what_is_imported_and_changes_is_told_again_and_again(site: FakeSite) ->
         assert texts(packages) == ["im_changes was changed from 1 to 2"]
 
 
-def test_what_is_imported_later_counts_as_it_was_then(site: FakeSite) -> None:
-    """Not as it was when somebody asked for its version before."""
+def test_what_is_not_imported_may_change(site: FakeSite) -> None:
+    """It is looked at when it is asked for; once imported, it counts as it was then."""
+    packages = ImportedPackages()
+    install(site, "im_never", "1")
+    assert package_of("im_never") is not None
+    install(site, "im_never", "2")
+    assert texts(packages) == []
+    found = package_of("im_never")
+    assert found is not None
+    assert found.version == "2"
     packages = ImportedPackages()
     install(site, "im_later", "1")
     assert package_of("im_later") is not None
@@ -46,18 +54,6 @@ def test_what_is_imported_later_counts_as_it_was_then(site: FakeSite) -> None:
     assert texts(packages) == []
     install(site, "im_later", "3")
     assert texts(packages) == ["im_later was changed from 2 to 3"]
-
-
-def test_what_is_not_imported_may_change(site: FakeSite) -> None:
-    """It is looked at when it is asked for."""
-    packages = ImportedPackages()
-    install(site, "im_never", "1")
-    assert package_of("im_never") is not None
-    install(site, "im_never", "2")
-    assert texts(packages) == []
-    found = package_of("im_never")
-    assert found is not None
-    assert found.version == "2"
 
 
 def test_a_namespace_is_not_old(site: FakeSite) -> None:
@@ -124,7 +120,7 @@ def test_what_another_process_has_imported_is_noted_as_well(site: FakeSite) -> N
 
 
 def test_two_processes_that_have_imported_different_states_are_told_apart(site: FakeSite) -> None:
-    """Whichever of them has the old one: it is not the same that both have."""
+    """Whichever has the old one; the change is told as it came, and once, whoever noticed it."""
     install(site, "im_mine", "1")
     importlib.import_module("im_mine")
     packages = ImportedPackages()
@@ -135,10 +131,6 @@ def test_two_processes_that_have_imported_different_states_are_told_apart(site: 
     assert texts(packages) == []
     packages.adopt([("im_mine", mine._replace(version="0"))])
     assert texts(packages) == ["im_mine was changed from 0 to 1"]
-
-
-def test_what_another_process_has_imported_anew_is_older_here(site: FakeSite) -> None:
-    """The change is told as it came, and once, whoever noticed it."""
     install(site, "im_older", "1")
     importlib.import_module("im_older")
     packages = ImportedPackages()

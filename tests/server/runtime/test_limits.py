@@ -41,10 +41,6 @@ def test_what_is_noted_counts_without_being_asked(clock: Clock) -> None:
     for expected in (0.0, 0.0, 1.0, 2.0):
         assert allowance.wait_s("a") == expected
         allowance.record("a")
-
-
-def test_places_do_not_matter_to_each_other(clock: Clock) -> None:
-    """What one has used up the others have."""
     allowance = RateLimiter(1, 1.0, clock)
     assert [allowance.acquire(place) for place in "aabb"] == [0, None, 0, None]
 

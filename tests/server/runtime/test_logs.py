@@ -3,10 +3,12 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from jaxd_server.runtime import logs
+from jaxd_server.runtime.events import SILENT, OutputOnce
 
 
 @pytest.fixture(autouse=True)
@@ -18,8 +20,8 @@ def untouched_logger() -> Iterator[None]:
     logger.handlers[:], logger.level, logger.propagate = before
 
 
-def test_json_lines_carry_the_fields(capsys: pytest.CaptureFixture[str]) -> None:
-    """A machine finds each field under its own name, and None is left out."""
+def test_lines_carry_the_fields(capsys: pytest.CaptureFixture[str]) -> None:
+    """As JSON under their names, without None; as text in one line, quoted where that is needed."""
     logs.configure("json", "host")
     logs.log_event("listening", address="tcp://127.0.0.1:1", control=None)
     line = json.loads(capsys.readouterr().err)
@@ -30,10 +32,6 @@ def test_json_lines_carry_the_fields(capsys: pytest.CaptureFixture[str]) -> None
         "event": "listening",
         "address": "tcp://127.0.0.1:1",
     }
-
-
-def test_text_lines_are_one_line_of_words(capsys: pytest.CaptureFixture[str]) -> None:
-    """What would tear the line is quoted."""
     logs.configure("text", "worker")
     logs.log_event("left_behind", reason="wrong\ntoken", calls=3, name="f", empty="")
     said = capsys.readouterr().err
@@ -60,11 +58,22 @@ def test_ordinary_logging_is_formatted_too(capsys: pytest.CaptureFixture[str]) -
     logging.getLogger("jaxd.wire").warning("odd %s", "bytes")
     line = json.loads(capsys.readouterr().err)
     assert (line["event"], line["level"]) == ("odd bytes", "warning")
-
-
-def test_configuring_twice_does_not_double_the_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    """The last choice replaces the earlier one."""
+    SILENT("stage", {"stage": "trace"})  # nobody has to listen
     logs.configure("json", "host")
     logs.configure("text", "host")
     logs.log_event("idle")
     assert capsys.readouterr().err.count(" idle") == 1
+
+
+def test_a_function_that_is_traced_again_outputs_nothing_twice() -> None:
+    """Stages of the build are no output, and what is new comes."""
+    events: list[tuple[str, Any]] = []
+    emit = OutputOnce(lambda *event: events.append(event))
+    for texts in ("ab", "abc", "abcd"):
+        emit.begin_trace()
+        emit("stage", {"stage": "trace"})
+        for text in texts:
+            emit("print", {"text": text})
+    stage = ("stage", {"stage": "trace"})
+    a, b, c, d = (("print", {"text": text}) for text in "abcd")
+    assert events == [stage, a, b, stage, c, stage, d]

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Callable
 
 import pytest
 
 from jaxd_server.runtime import memory_reclaimer as module
-from jaxd_server.runtime.memory_reclaimer import Reclaimer
+from jaxd_server.runtime.memory_reclaimer import MemoryPressure, Reclaimer
 from jaxd_server.runtime.system_memory import MapGauge, Trimmer
+from tests.server.staging import Log, logged_by
 
 
 class Pool:
@@ -47,31 +49,17 @@ class Trims(Trimmer):
 
 
 def test_each_pool_is_brought_within_its_own_limit() -> None:
-    """Those that are within it lose nothing."""
-    reclaimer = Reclaimer(trimmer=Trims())
-    pools = [Pool(5, 3), Pool(2, 3)]
+    """Who returns the memory is told once for all, if anything was dropped; no call is held up."""
+    trims = Trims()
+    reclaimer = Reclaimer(trimmer=trims)
+    pools = [Pool(2, 3), Pool(3, 3)]
     for pool in pools:
         reclaimer.register(pool)
-    assert reclaimer.relieve() == 2
-    assert [pool.held for pool in pools] == [3, 2]
-
-
-def test_nothing_is_dropped_without_need() -> None:
-    """And nobody is told that memory was freed."""
-    trims = Trims()
-    reclaimer = Reclaimer(trimmer=trims)
-    reclaimer.register(Pool(3, 3))
-    assert reclaimer.relieve() == 0
-    assert trims.told == 0
-
-
-def test_the_garbage_collector_is_not_run_for_what_is_dropped() -> None:
-    """It would hold up every call; who returns the memory is told once for all of it."""
-    trims = Trims()
-    reclaimer = Reclaimer(trimmer=trims)
-    reclaimer.register(Pool(9, 3))
+    assert (reclaimer.relieve(), trims.told) == (0, 0)
+    pools[0].held = 9
     runs = gc.get_stats()[2]["collections"]
     assert reclaimer.relieve() == 6
+    assert [pool.held for pool in pools] == [3, 3]
     assert gc.get_stats()[2]["collections"] == runs
     assert trims.told == 1
 
@@ -84,15 +72,10 @@ def test_a_process_short_of_memory_maps_drops_until_it_is_not() -> None:
     assert reclaimer.relieve() == 1000 - pool.held
     assert 740 < pool.held <= 800
     assert min(pool.asked[1:]) >= 8
-
-
-def test_where_nothing_can_be_dropped_the_maps_stay_as_they_are() -> None:
-    """What is in use is all that there is, and the build goes on."""
+    empty = Pool(0, 5)  # what is in use is all that there is, and the build goes on
     reclaimer = Reclaimer(gauge=MapGauge(0.5, lambda: 0.9), trimmer=Trims())
-    pool = Pool(0, 5)
-    reclaimer.register(pool)
-    assert reclaimer.relieve() == 0
-    assert pool.asked == [0, 8]
+    reclaimer.register(empty)
+    assert (reclaimer.relieve(), empty.asked) == (0, [0, 8])
 
 
 def test_the_share_of_maps_is_the_one_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,3 +132,57 @@ def test_a_relief_that_fails_does_not_prevent_the_next() -> None:
     with pytest.raises(RuntimeError):
         reclaimer.relieve()
     assert reclaimer.relieve() == 3
+
+
+# short of memory ---------------------------------------------------------------------------------
+
+
+class Machine:
+    """One whose memory the test decides about."""
+
+    def __init__(self, limit: float = 0.9) -> None:
+        self.now = self.host = self.device = 0.0
+        self.own = 0.5
+        self.pool = Pool(80, 80)
+        reclaimer = Reclaimer()
+        reclaimer.register(self.pool)
+        looks: list[Callable[[], float]] = [
+            lambda: self.host,
+            lambda: self.device,
+            lambda: self.own,
+            lambda: self.now,
+        ]
+        self.pressure = MemoryPressure(reclaimer, limit, *looks)
+
+    def poll(self, host: float = 0.0, device: float = 0.0) -> int:
+        """A second later; how much is left."""
+        self.now += 1.0
+        self.host, self.device = host, device
+        self.pressure.poll()
+        return self.pool.held
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> Log:
+    """What is logged of it."""
+    return logged_by(module, monkeypatch)
+
+
+def test_what_is_idle_goes_a_part_at_a_time(log: Log) -> None:
+    """Once a second, until there is room with some to spare; logged at the start and at the end."""
+    machine = Machine()
+    assert [machine.poll(0.89), machine.poll(0.91)] == [80, 70]
+    for _ in range(5):
+        machine.pressure.poll()
+    assert [machine.poll(0.88), machine.poll(0.86)] == [62, 62]
+    said = [(event, fields["dropped"]) for event, fields in log]
+    assert said == [("memory_short", 10), ("memory_relieved", 18)]
+
+
+def test_what_is_dropped_helps(log: Log) -> None:
+    """The device is watched as well; not a process that has next to nothing, and not unasked."""
+    assert Machine().poll(0.1, device=0.95) == 70
+    small = Machine()
+    small.own = 0.05
+    assert small.poll(0.99) == 80
+    assert Machine(limit=0.0).poll(1.0, device=1.0) == 80

@@ -18,6 +18,8 @@ from jaxd_server.runtime.system_memory import (
     OomWatch,
     Trimmer,
     allow_files,
+    host_spare,
+    host_use,
     machine_bytes,
     map_pressure,
     oom_kills,
@@ -119,7 +121,7 @@ def test_kills_for_want_of_memory_are_counted_by_the_own_cgroup(tmp_path: Path, 
 
 
 def test_a_kill_for_want_of_memory_is_recent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a cgroup has counted long before a process ended was not about that one."""
+    """What a cgroup has counted long before is about another process."""
     now, counted = [0.0], [5]
     monkeypatch.setattr(module, "_kills_in", lambda _: counted[0])
     watch = OomWatch(os.getpid(), lambda: now[0])
@@ -131,10 +133,6 @@ def test_a_kill_for_want_of_memory_is_recent(monkeypatch: pytest.MonkeyPatch) ->
     counted[0] = 7
     watch.look()  # a process that is killed ends somewhat later
     assert watch.has_counted()
-
-
-def test_it_is_not_known_where_nothing_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on systems without cgroups."""
     monkeypatch.setattr(module, "_kills_in", lambda _: None)
     assert OomWatch(os.getpid()).has_counted() is None
 
@@ -290,3 +288,44 @@ def test_who_held_most_is_told_and_nobody_else() -> None:
     assert not MemoryLoss(0).notice_for("", "", 1)
     assert MemoryLoss.from_message(json.loads(json.dumps(loss._asdict()))) == loss
     assert MemoryLoss.from_message(None) is None
+
+
+GIB = 1 << 30
+V1 = "memory/memory."
+
+USES: dict[str, tuple[dict[str, str], float]] = {
+    "machine": ({}, 0.25),
+    "container without a limit": ({"memory.max": "max\n"}, 0.25),
+    "container": (
+        {
+            "memory.max": f"{4 * GIB}\n",
+            "memory.current": f"{3 * GIB}\n",
+            "memory.stat": f"anon 5\ninactive_file {GIB}\n",
+        },
+        0.5,
+    ),
+    "container of the first kind": (
+        {
+            f"{V1}limit_in_bytes": f"{4 * GIB}\n",
+            f"{V1}usage_in_bytes": f"{3 * GIB}\n",
+            f"{V1}stat": "total_inactive_file 0\n",
+        },
+        0.75,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", USES)
+def test_what_is_in_use_of_the_machine_or_its_container(tmp_path: Path, what: str) -> None:
+    """Whichever has less room; without what the system drops by itself."""
+    asked = str(tmp_path), str(tmp_path / "meminfo")
+    assert (host_use(*asked), host_spare(*asked)) == (0.0, sys.maxsize)  # nobody says
+    files, use = USES[what]
+    (tmp_path / "memory").mkdir()
+    meminfo = {"meminfo": "MemTotal: 400 kB\nMemFree: 1 kB\nMemAvailable: 300 kB\n"}
+    for name, text in (files | meminfo).items():
+        (tmp_path / name).write_text(text)
+    total = 4 * GIB if len(files) == 3 else 0
+    spare = min(300 << 10, int(total * (1 - use)) or sys.maxsize)
+    assert (host_use(*asked), host_spare(*asked)) == (use, spare)
+    assert 0.0 < host_use() < 1.0  # the real files are read

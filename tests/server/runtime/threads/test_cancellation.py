@@ -7,7 +7,7 @@ from jaxd_server.runtime.threads.cancellation import NEVER_CANCELLED, CancelToke
 
 
 def test_who_works_on_a_call_is_told_once_that_nobody_waits() -> None:
-    """At once when that is so already; not any more when it left."""
+    """At once when that is so already; not any more when it left. Some calls cannot be given up."""
     cancel_token, told = CancelToken(), []
     cancel_token.notify(lambda: told.append("early"))
     with cancel_token.cancel_hook(lambda: told.append("left")):
@@ -16,6 +16,11 @@ def test_who_works_on_a_call_is_told_once_that_nobody_waits() -> None:
     assert not cancel_token.cancel(DeadlineExceeded("late."))
     cancel_token.notify(lambda: told.append("late"))
     assert told == ["early", "late"]
+    NEVER_CANCELLED.set_phase("running")
+    assert not NEVER_CANCELLED.cancel(Cancelled("not wanted."))
+    NEVER_CANCELLED.notify(lambda: pytest.fail("nobody gives it up"))
+    NEVER_CANCELLED.check()
+    assert NEVER_CANCELLED.phase == "waiting"
 
 
 def test_the_reason_is_raised_where_somebody_asks() -> None:
@@ -50,12 +55,3 @@ def test_waiting_building_and_running_are_timed_apart() -> None:
     cancel_token.cancel(Cancelled("not wanted."))
     now[0] += 3.0
     assert cancel_token.cancelled_s == 3.0
-
-
-def test_some_calls_cannot_be_given_up() -> None:
-    """Nothing is noted of them."""
-    NEVER_CANCELLED.set_phase("running")
-    assert not NEVER_CANCELLED.cancel(Cancelled("not wanted."))
-    NEVER_CANCELLED.notify(lambda: pytest.fail("nobody gives it up"))
-    NEVER_CANCELLED.check()
-    assert NEVER_CANCELLED.phase == "waiting"

@@ -1,17 +1,22 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import pytest
 
+from jaxd_protocol.errors import ConnectionLost, JaxdError, ProtocolError
 from jaxd_server.runtime.threads.executors import (
     FairThreadPool,
     SerialExecutor,
+    SingleFlight,
     ThreadPerTask,
     process_timers,
 )
+from jaxd_server.runtime.threads.fairness import FairQueue, FairSemaphore
 from tests.server.staging import PATIENCE_S, at_once, join, start, until, waiting
 
 
@@ -71,15 +76,11 @@ def _ignore(value: object) -> None:
 
 
 def test_a_job_runs_in_a_thread_of_its_own() -> None:
-    """Which is gone afterwards."""
+    """Which is gone afterwards; what it raises is in its future, and the next one runs."""
     threads = ThreadPerTask(4, "test-job")
     name = threads.submit(lambda: threading.current_thread().name).result(PATIENCE_S)
     assert name == "test-job"
     until(lambda: all(thread.name != "test-job" for thread in threading.enumerate()))
-
-
-def test_what_a_job_raises_is_in_its_future() -> None:
-    """And the next one runs."""
     threads = ThreadPerTask(1, "test-job")
     with pytest.raises(ZeroDivisionError):
         threads.submit(lambda: 1 // 0).result(PATIENCE_S)
@@ -87,15 +88,11 @@ def test_what_a_job_raises_is_in_its_future() -> None:
 
 
 def test_jobs_may_wait_for_each_other() -> None:
-    """None stands behind another, up to the limit."""
+    """None stands behind another, up to the limit; whoever brings one more waits."""
     threads = ThreadPerTask(8, "test-job")
     barrier = threading.Barrier(8)
     futures = [threads.submit(barrier.wait, PATIENCE_S) for _ in range(8)]
     assert sorted(future.result(PATIENCE_S) for future in futures) == list(range(8))
-
-
-def test_there_are_never_more_than_the_limit() -> None:
-    """Whoever brings one more waits."""
     threads = ThreadPerTask(1, "test-job")
     release, begun = threading.Event(), threading.Event()
     threads.submit(release.wait, PATIENCE_S)
@@ -118,16 +115,6 @@ def test_what_is_put_is_sent_in_order_and_nobody_waits() -> None:
     release.set()
     until(lambda: len(sent) == 5)
     assert sent == [0, 1, 2, 3, 4]
-
-
-def test_its_thread_ends_when_all_is_sent() -> None:
-    """And the next message starts another."""
-    send_queue, threads = SerialExecutor("of a test"), list[threading.Thread]()
-    for count in (1, 2):
-        send_queue.put(lambda: threads.append(threading.current_thread()))
-        until(lambda count=count: len(threads) == count)  # type: ignore[misc]
-        threads[-1].join(PATIENCE_S)
-        assert not threads[-1].is_alive()
 
 
 def test_without_threads_the_caller_sends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,9 +140,10 @@ def test_a_thread_that_lingers_does_what_comes_next() -> None:
     assert len(set(threads)) == 1
 
 
-def test_a_thread_that_has_lingered_long_enough_ends() -> None:
-    """And leaves the line to the next one."""
-    line, threads = SerialExecutor("of a test", linger_s=1e-4), list[threading.Thread]()
+@pytest.mark.parametrize("linger_s", [0.0, 1e-4])
+def test_a_thread_that_has_lingered_long_enough_ends(linger_s: float) -> None:
+    """At once when all is done, or after a while; and leaves the line to the next one."""
+    line, threads = SerialExecutor("of a test", linger_s=linger_s), list[threading.Thread]()
     for count in (1, 2):
         line.put(lambda: threads.append(threading.current_thread()))
         until(lambda count=count: len(threads) == count)  # type: ignore[misc]
@@ -190,7 +178,7 @@ def test_threads_that_come_and_go_lose_nothing_and_never_work_at_once() -> None:
 
 
 def test_a_job_that_fails_is_logged_and_the_next_is_done(caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever it raises."""
+    """Whatever it raises; an alarm that fails does not end the thread of the timers."""
     line, done = SerialExecutor("of a test"), list[int]()
 
     def fail() -> None:
@@ -201,6 +189,11 @@ def test_a_job_that_fails_is_logged_and_the_next_is_done(caplog: pytest.LogCaptu
     assert line.flush(PATIENCE_S)
     assert done == [1]
     assert "job_failed" in caplog.text
+    after = threading.Event()
+    process_timers.after(0.0, fail)
+    process_timers.after(0.0, after.set)
+    assert after.wait(PATIENCE_S)
+    assert "alarm_failed" in caplog.text
 
 
 def test_who_flushes_waits_for_what_was_put_before() -> None:
@@ -215,14 +208,172 @@ def test_who_flushes_waits_for_what_was_put_before() -> None:
     assert done == [1]
 
 
-def test_an_alarm_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """As `alarm_failed`; the thread of the timers goes on."""
-    after = threading.Event()
+def test_each_owner_has_its_turn() -> None:
+    """However much one has waiting; what is not wanted any more is taken out."""
+    queue: FairQueue[str] = FairQueue()
+    for number in range(3):
+        queue.put("many", f"many {number}")
+    queue.put("one", "one 0")
+    queue.put("two", "two 0")
+    assert len(queue) == 5
+    taken = [queue.get() for _ in range(6)]
+    assert taken == ["many 0", "one 0", "two 0", "many 1", "many 2", None]
+    queue.put("a", "a 0")
+    queue.put("a", "a 1")
+    queue.put("b", "b 0")
+    assert queue.remove("a", "a 1")
+    assert not queue.remove("a", "a 1")
+    assert queue.remove("b", "b 0")
+    assert not queue.remove("b", "b 0")
+    assert [queue.get(), queue.get(), len(queue)] == ["a 0", None, 0]
 
-    def fail() -> None:
-        raise ValueError("broken")
 
-    process_timers.after(0.0, fail)
-    process_timers.after(0.0, after.set)
-    assert after.wait(PATIENCE_S)
-    assert "alarm_failed" in caplog.text
+def test_only_so_many_are_inside() -> None:
+    """The next one comes in when one goes."""
+    fair_semaphore, inside, go = FairSemaphore(2), [], threading.Semaphore(0)
+
+    def visit() -> None:
+        with fair_semaphore:
+            inside.append(1)
+            go.acquire()
+            inside.pop()
+
+    threads = [start(visit) for _ in range(5)]
+    until(lambda: len(fair_semaphore) == 3)
+    assert len(inside) == 2
+    for _ in threads:
+        go.release()
+    join(threads)
+    assert (inside, len(fair_semaphore)) == ([], 0)
+
+
+def test_owners_take_turns() -> None:
+    """One who comes after many of another's waits for one of them."""
+    fair_semaphore, order = FairSemaphore(1), []
+    assert fair_semaphore.enter("first")
+
+    def visit(owner: str) -> None:
+        assert fair_semaphore.enter(owner)
+        order.append(owner)
+        fair_semaphore.leave()
+
+    threads = []
+    for count, owner in enumerate(["many", "many", "many", "one"], 1):
+        threads.append(start(visit, owner))
+        until(lambda count=count: len(fair_semaphore) == count)  # type: ignore[misc]
+    fair_semaphore.leave()
+    join(threads)
+    assert order == ["many", "one", "many", "many"]
+
+
+def test_waiting_ends_when_it_is_pointless() -> None:
+    """Without a turn, which goes to the next."""
+    fair_semaphore = FairSemaphore(1)
+    assert fair_semaphore.enter("inside")
+    hooks: list[Callable[[], None]] = []
+
+    @contextmanager
+    def cancel_hook(hook: Callable[[], None]) -> Iterator[None]:
+        hooks.append(hook)
+        yield
+
+    came: list[bool] = []
+    leaving = start(lambda: came.append(fair_semaphore.enter("leaving", cancel_hook)))
+    until(lambda: hooks)
+    staying = start(lambda: came.append(fair_semaphore.enter("staying")))
+    until(lambda: len(fair_semaphore) == 2)
+    hooks[0]()
+    join([leaving])
+    assert (came, len(fair_semaphore)) == ([False], 1)
+    fair_semaphore.leave()
+    join([staying])
+    assert came == [False, True]
+
+
+class ConcurrentBuild:
+    """One result that several threads wait for."""
+
+    def __init__(self) -> None:
+        self.flight: SingleFlight[str, str] = SingleFlight()
+        self.table: dict[str, str] = {}
+        self.made = 0
+        self.failures: list[BaseException] = []
+
+    def wait_for_others(self, key: str, count: int) -> None:
+        """Returns when `count` callers wait for what is being made."""
+        until(lambda: waiting(self.flight._flights[key]._condition) == count)
+
+    def ask(self, key: str, others: int = 0) -> str:
+        """Asks for it; whoever makes it first lets `others` join."""
+        return self.flight.run(key, lambda: self.table.get(key), lambda: self.make(key, others))
+
+    def make(self, key: str, others: int) -> str:
+        """Fails as often as there are failures."""
+        self.made += 1
+        self.wait_for_others(key, others)
+        if self.failures:
+            raise self.failures.pop()
+        self.table[key] = f"{key} {self.made}"
+        return self.table[key]
+
+
+def test_many_who_ask_at_once_get_what_one_of_them_made() -> None:
+    """It is made once, and they wait; what is in the table then is not made again."""
+    concurrent_build = ConcurrentBuild()
+    assert at_once(8, lambda _: concurrent_build.ask("bread", others=7)) == ["bread 1"] * 8
+    assert [concurrent_build.ask("bread") for _ in range(3)] == ["bread 1"] * 3
+    assert concurrent_build.made == 1
+
+
+def test_a_failure_reaches_all_who_waited_and_is_not_remembered() -> None:
+    """The next one who asks makes it anew."""
+    concurrent_build = ConcurrentBuild()
+    concurrent_build.failures = [ValueError("burnt")]
+    outcomes: list[Any] = at_once(4, lambda _: concurrent_build.ask("bread", others=3))
+    assert [(type(error), str(error)) for error in outcomes] == [(ValueError, "burnt")] * 4
+    assert concurrent_build.ask("bread") == "bread 2"
+
+
+def test_even_the_end_of_a_thread_reaches_those_who_wait() -> None:
+    """A function that calls `sys.exit` leaves nobody waiting; a client that fails alone is told."""
+    concurrent_build = ConcurrentBuild()
+    concurrent_build.failures = [SystemExit(3)]
+    with pytest.raises(SystemExit):
+        concurrent_build.ask("bread")
+    assert concurrent_build.ask("bread") == "bread 2"
+    concurrent_build = ConcurrentBuild()
+    concurrent_build.failures = [ConnectionLost("gone")]
+    with pytest.raises(ConnectionLost):
+        concurrent_build.ask("bread")
+    assert concurrent_build.made == 1
+
+
+@pytest.mark.parametrize("error", [ConnectionLost("gone"), ProtocolError("confused")])
+def test_one_client_that_fails_does_not_fail_the_others(error: JaxdError) -> None:
+    """Whoever waited for its answer asks a client of its own, and one is enough for all."""
+    concurrent_build = ConcurrentBuild()
+    concurrent_build.failures = [error]
+
+    def ask(index: int) -> str:
+        return concurrent_build.ask("bread", others=3 if not concurrent_build.made else 0)
+
+    outcomes = at_once(4, ask)
+    assert sum(outcome is error for outcome in outcomes) == 1
+    assert outcomes.count("bread 2") == 3
+
+
+def test_different_things_are_made_side_by_side() -> None:
+    """A slow one holds up nobody who asks for another."""
+    flight: SingleFlight[str, str] = SingleFlight()
+    entered, release = threading.Event(), threading.Event()
+
+    def slowly() -> str:
+        entered.set()
+        assert release.wait(PATIENCE_S)
+        return "slow"
+
+    slow = start(lambda: flight.run("slow", lambda: None, slowly))
+    assert entered.wait(PATIENCE_S)
+    assert flight.run("fast", lambda: None, lambda: "fast") == "fast"
+    release.set()
+    join([slow])
