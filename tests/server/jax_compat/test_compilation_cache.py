@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from jax._src import compilation_cache
 from jaxd_server.jax_compat.compilation_cache import Compilations, bypassed, install
 
 ONES = np.ones(3, np.float32)
+BACKEND_COMPILE = "/jax/core/compile/backend_compile_duration"
 SETTINGS = (
     "jax_compilation_cache_dir",
     "jax_enable_compilation_cache",
@@ -107,33 +109,20 @@ def run_once(number: float, x: Any = ONES) -> Any:
     return jax.jit(lambda x: jnp.sin(x) * number)(x)
 
 
-def test_a_program_is_compiled_once(program_cache: MemoryStore, count: Count) -> None:
-    """The second function is traced and finds what the first one left."""
-    first, second = run_once(3.25), run_once(3.25)
-    assert count.both == (1, 1)
-    assert first.tolist() == second.tolist()
-    run_once(3.75)
-    assert count.both == (2, 1)
-
-
-def test_everything_is_kept_however_quickly_it_was_compiled(
-    program_cache: MemoryStore, count: Count
-) -> None:
-    """jax itself would keep only what takes a second."""
-    run_once(4.25)
-    assert count.compiled[0] < 1
-    assert [kind for kind, _ in program_cache.entries] == ["xla"]
-    ((_, entry),) = program_cache.entries.items()
-    assert isinstance(entry.content, str)
-    assert type(entry.payload) is bytes
-
-
-def test_nothing_is_written_but_through_the_store(
+def test_a_program_is_compiled_once(
     program_cache: MemoryStore, tmp_path: Path, count: Count
 ) -> None:
-    """jax's own files would be neither checked nor counted."""
-    run_once(5.25)
-    assert count.both == (1, 0)
+    """However quickly that was; all is written through the store, which checks and counts it."""
+    first, second = run_once(3.25), run_once(3.25)
+    assert count.both == (1, 1)
+    assert count.compiled[0] < 1
+    assert first.tolist() == second.tolist()
+    ((kind, _), entry), *_ = program_cache.entries.items()
+    assert kind == "xla"
+    assert isinstance(entry.content, str)
+    assert type(entry.payload) is bytes
+    run_once(3.75)
+    assert count.both == (2, 1)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -173,12 +162,29 @@ def test_what_bypasses_it_costs_no_key_and_is_not_written(
     assert asked == ["get_cache_key", "put_executable_and_time"]
 
 
-def test_what_bypasses_it_was_compiled_whatever_was_found_before(count: Count) -> None:
-    """A hit that failed later says nothing of the next one."""
-    monitoring.record_event("/jax/compilation_cache/cache_hits")
-    with bypassed():
-        monitoring.record_event_duration_secs("/jax/core/compile/backend_compile_duration", 1.0)
-    assert count.both == (1, 0)
+@pytest.mark.parametrize(
+    ("events", "compiled", "found"),
+    [
+        (["ask", "ask", "hit", 1.0, 2.0], [2.0], 1),
+        (["hit", "ask", 1.0], [1.0], 0),
+        (["hit", "bypass", 1.0], [1.0], 0),
+    ],
+    ids=["one within another", "a hit that failed later", "a hit before one that bypasses it"],
+)
+def test_each_compilation_counts_for_itself(
+    count: Count, events: list[Any], compiled: list[float], found: int
+) -> None:
+    """Python that the compiler calls may compile; a hit that failed says nothing of the next."""
+    names = {"ask": "compile_requests_use_cache", "hit": "cache_hits"}
+    with ExitStack() as stack:
+        for event in events:
+            if event == "bypass":
+                stack.enter_context(bypassed())
+            elif isinstance(event, str):
+                monitoring.record_event(f"/jax/compilation_cache/{names[event]}")
+            else:
+                monitoring.record_event_duration_secs(BACKEND_COMPILE, event)
+    assert (count.compiled, count.found) == (compiled, found)
 
 
 def test_names_have_one_length(program_cache: MemoryStore, count: Count) -> None:
@@ -204,7 +210,7 @@ def test_an_entry_of_another_key_is_not_used(program_cache: MemoryStore, count: 
 
 
 def test_what_was_compiled_before_does_not_matter(tmp_path: Path, count: Count) -> None:
-    """jax decides at the first compilation of a process whether it has a cache."""
+    """jax decides at the first compilation whether it has a cache."""
     run_once(8.25)
     program_cache = MemoryStore()
     assert install(program_cache, str(tmp_path))
@@ -212,15 +218,11 @@ def test_what_was_compiled_before_does_not_matter(tmp_path: Path, count: Count) 
     run_once(8.5)
     assert count.both == (2, 1)
     assert len(program_cache.entries) == 1
-
-
-def test_the_folder_of_the_moment_does_not_matter(count: Count, tmp_path: Path) -> None:
-    """A cache that was moved is still found, by jax 0.10 as well, for nothing of XLA's is in it."""
     program_cache = MemoryStore()
     for folder in ("one", "other"):
         assert install(program_cache, str(tmp_path / folder))
         run_once(9.25)
-    assert count.both == (1, 1)
+    assert count.both == (3, 2)
 
 
 def test_each_callback_stays_with_its_function(program_cache: MemoryStore, count: Count) -> None:
@@ -261,40 +263,15 @@ def test_what_one_thread_finds_is_not_anothers(count: Count) -> None:
         monitoring.record_event("/jax/compilation_cache/cache_hits")
         found.set()
         compiled.wait()
-        monitoring.record_event_duration_secs("/jax/core/compile/backend_compile_duration", 1.0)
+        monitoring.record_event_duration_secs(BACKEND_COMPILE, 1.0)
 
     thread = threading.Thread(target=hit)
     thread.start()
     found.wait()
-    monitoring.record_event_duration_secs("/jax/core/compile/backend_compile_duration", 2.0)
+    monitoring.record_event_duration_secs(BACKEND_COMPILE, 2.0)
     compiled.set()
     thread.join()
     assert (count.compiled, count.found) == ([2.0], 1)
-
-
-def test_a_compilation_within_another_counts_for_itself(count: Count) -> None:
-    """Python that the compiler calls may compile; that ends before the outer one does."""
-    asked, hit = (
-        f"/jax/compilation_cache/{n}" for n in ("compile_requests_use_cache", "cache_hits")
-    )
-
-    def done(seconds: float) -> None:
-        monitoring.record_event_duration_secs("/jax/core/compile/backend_compile_duration", seconds)
-
-    monitoring.record_event(asked)
-    monitoring.record_event(asked)
-    monitoring.record_event(hit)
-    done(1.0)  # the inner one
-    done(2.0)
-    assert (count.compiled, count.found) == ([2.0], 1)
-
-
-def test_a_hit_that_failed_later_is_forgotten(count: Count) -> None:
-    """The next compilation in this thread is one."""
-    for event in ("cache_hits", "compile_requests_use_cache"):
-        monitoring.record_event(f"/jax/compilation_cache/{event}")
-    monitoring.record_event_duration_secs("/jax/core/compile/backend_compile_duration", 1.0)
-    assert count.both == (1, 0)
 
 
 def test_without_a_cache_each_compilation_is_one(count: Count) -> None:

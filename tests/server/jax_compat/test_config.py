@@ -70,22 +70,21 @@ def test_a_setting_is_in_force_inside_and_in_this_thread_only(name: str) -> None
 
 
 def test_a_setting_that_this_jax_does_not_have_is_an_error_that_names_it() -> None:
-    """The client's jax is another one, and what it has set would be without effect."""
+    """What the client has set would be without effect."""
     with pytest.raises(ConfigurationError, match=r"jax_quantum is 'on'.*same jax on both ends"):
         configured((("jax_quantum", "on"),))
-
-
-def test_a_setting_of_a_newer_jax_that_is_off_does_not_matter() -> None:
-    """What is new and off is as if it were not there."""
     with configured((("jax_quantum", False),)):
         assert now() == DEFAULT
 
 
 def test_all_of_them_can_be_set_together() -> None:
-    """In the order in which they travel."""
+    """In the order in which they travel; the usual call has none, which costs nothing."""
     with configured(tuple(sorted(OTHERS.items()))):
         assert now() == OTHERS
     assert now() == DEFAULT
+    assert configured(()) is configured(())
+    with configured(()), configured(()):
+        assert now() == DEFAULT
 
 
 def test_settings_decide_what_jax_computes() -> None:
@@ -95,25 +94,14 @@ def test_settings_decide_what_jax_computes() -> None:
     assert jnp.asarray(np.ones(2)).dtype == np.float32
 
 
-def test_a_function_that_raises_leaves_no_setting_behind() -> None:
-    """The thread serves other clients next."""
+def test_what_fails_leaves_no_setting_behind() -> None:
+    """Neither a function that raises nor a value that jax refuses."""
     with pytest.raises(ZeroDivisionError), configured((("jax_enable_x64", True),)):
         _ = 1 / 0
     assert now() == DEFAULT
-
-
-def test_a_value_that_jax_refuses_leaves_no_setting_behind() -> None:
-    """Neither the refused one nor those that were set before it."""
     with pytest.raises(ValueError, match="bogus"):
         configured((("jax_enable_x64", True), ("jax_numpy_rank_promotion", "bogus")))
     assert now() == DEFAULT
-
-
-def test_nothing_to_set_costs_nothing() -> None:
-    """The usual call has no settings of its own."""
-    assert configured(()) is configured(())
-    with configured(()), configured(()):
-        assert now() == DEFAULT
 
 
 @pytest.mark.slow

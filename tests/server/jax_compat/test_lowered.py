@@ -144,16 +144,12 @@ def test_the_implementation_of_keys_makes_another_program() -> None:
     assert name_of(lambda k: 1, one) != name_of(lambda k: 1, other)
 
 
-def test_donation_makes_another_program() -> None:
-    """The caller's array is gone afterwards, or it is not."""
+def test_the_options_make_another_program() -> None:
+    """Donation: the caller's array is gone, or not; the compiler's options."""
     kept = name_of(lambda x, y: (x + y, x - y), ONES, ONES)
     first = name_of(lambda x, y: (x + y, x - y), ONES, ONES, donate_argnums=0)
     both = name_of(lambda x, y: (x + y, x - y), ONES, ONES, donate_argnums=(0, 1))
     assert len({kept, first, both}) == 3
-
-
-def test_the_compilers_options_make_another_program() -> None:
-    """As jit has them, and as the function's options have them."""
     lowered = jax.jit(lambda x: x + 1).lower(ONES)
     optioned = jax.jit(lambda x: x + 1, compiler_options={"xla_cpu_enable_fast_math": True})
     names = {
@@ -162,10 +158,6 @@ def test_the_compilers_options_make_another_program() -> None:
         program_id(optioned.lower(ONES), Options())[0],
     }
     assert len(names) == 3
-
-
-def test_the_configuration_makes_another_program() -> None:
-    """It is in force when the program is called, too."""
     lowered = jax.jit(lambda x: x + 1).lower(ONES)
     other = program_id(lowered, Options(config=(("jax_debug_nans", True),)))
     assert program_id(lowered, Options())[0] != other[0]
@@ -185,20 +177,46 @@ def test_ordinary_programs_have_no_obstacle() -> None:
     assert obstacle_of(everything, np.eye(3, dtype=np.float32), key) is None
 
 
-def test_host_callbacks_are_an_obstacle() -> None:
-    """They belong to a function of this process; debug prints are such."""
-    assert obstacle_of(lambda x: jax.pure_callback(np.sin, SAME, x), ONES) == "callbacks"
-    assert obstacle_of(lambda x: jax.debug.print("{}", x), ONES) == "callbacks"
-    assert obstacle_of(lambda x: jax.debug.print("{}", x, ordered=True), ONES) == "callbacks"
+def test_functions_and_code_of_this_process_are_an_obstacle() -> None:
+    """Callbacks and debug prints, native code of a client; not what cuDNN does, which XLA plans."""
+
+    def called(*_: Any) -> None:
+        raise AssertionError("this is never run.")
+
+    for function in (
+        lambda x: jax.pure_callback(np.sin, SAME, x),
+        lambda x: jax.debug.print("{}", x),
+        lambda x: jax.debug.print("{}", x, ordered=True),
+        buffer_callback(called, SAME),
+    ):
+        assert obstacle_of(function, ONES) == "callbacks"
+    assert obstacle_of(jax.ffi.ffi_call("a_clients_own_code", SAME), ONES) == "targets"
+    assert obstacle_of(jax.ffi.ffi_call("__cudnn$fmhaSoftmax", SAME), ONES) is None
 
 
-@pytest.mark.parametrize("kind", ["ordered_effects", "unordered_effects"])
-def test_effects_are_an_obstacle(kind: str) -> None:
-    """Whatever else a newer jax may find to do beside the results."""
+@pytest.mark.parametrize(
+    ("name", "value", "obstacle"),
+    [
+        ("ordered_effects", [object()], "effects"),
+        ("unordered_effects", [object()], "effects"),
+        ("const_args", [ONES], "constants"),
+        ("backend", object(), "unknown"),
+        *((n, None, "unknown") for n in ("mut", "keepalive", "all_args_info", "in_shardings")),
+    ],
+)
+def test_what_is_not_in_the_module_is_an_obstacle(name: str, value: Any, obstacle: str) -> None:
+    """Effects, constants as arguments, another backend, and what a newer jax does not say."""
     lowered: Any = jax.jit(lambda x: x + 1).lower(ONES)
-    assert lowered._lowering.compile_args[kind] == []
-    lowered._lowering.compile_args[kind] = [object()]
-    assert program_id(lowered, Options())[1] == "effects"
+    facts = lowered._lowering.compile_args
+    if name == "const_args":
+        assert lowered._lowering.const_args == []
+        lowered._lowering.const_args = value
+    elif value is None:
+        del facts[name]
+    else:
+        assert name == "backend" or facts[name] == []
+        facts[name] = value
+    assert program_id(lowered, Options())[1] == obstacle
 
 
 def test_mutable_references_are_an_obstacle() -> None:
@@ -221,36 +239,6 @@ def test_mutable_references_are_an_obstacle() -> None:
     assert obstacle_of(inside, ONES) is None
 
 
-def test_constants_that_are_passed_as_arguments_are_an_obstacle() -> None:
-    """They are not in the module, so that it does not say what is computed."""
-    lowered: Any = jax.jit(lambda x: x + 1).lower(ONES)
-    assert lowered._lowering.const_args == []
-    lowered._lowering.const_args = [ONES]
-    assert program_id(lowered, Options())[1] == "constants"
-
-
-def test_native_code_of_a_client_is_an_obstacle() -> None:
-    """After a restart there may be other code under that name, or none."""
-    call = jax.ffi.ffi_call("a_clients_own_code", SAME)
-    assert obstacle_of(call, ONES) == "targets"
-
-
-def test_what_cudnn_computes_is_no_obstacle() -> None:
-    """XLA plans it from what stands in the program, as it does with its own kernels."""
-    call = jax.ffi.ffi_call("__cudnn$fmhaSoftmax", SAME)
-    assert obstacle_of(call, ONES) is None
-
-
-def test_callbacks_that_get_buffers_are_an_obstacle() -> None:
-    """They are functions of this process like others."""
-
-    def called(*_: Any) -> None:
-        raise AssertionError("this is never run.")
-
-    call = buffer_callback(called, SAME)
-    assert obstacle_of(call, ONES) == "callbacks"
-
-
 def test_element_types_that_are_not_jaxs_own_are_an_obstacle() -> None:
     """Here keys of an implementation that a client has registered."""
     threefry = prng.prngs["threefry2x32"]
@@ -259,25 +247,10 @@ def test_element_types_that_are_not_jaxs_own_are_an_obstacle() -> None:
     assert obstacle_of(lambda k: k, jax.random.key(0, impl="jaxd_test_impl")) == "types"
 
 
-def test_another_backend_than_the_default_is_an_obstacle() -> None:
-    """Its devices have the numbers of others."""
-    lowered: Any = jax.jit(lambda x: x + 1).lower(ONES)
-    lowered._lowering.compile_args["backend"] = object()
-    assert program_id(lowered, Options())[1] == "unknown"
-
-
 @pytest.mark.parametrize("impl", sorted(prng.prngs))
 def test_keys_of_jaxs_own_are_no_obstacle(impl: str) -> None:
     """Whichever implementation it is."""
     assert obstacle_of(lambda k: k, jax.random.key(0, impl=impl)) is None
-
-
-@pytest.mark.parametrize("missing", ["mut", "keepalive", "all_args_info", "in_shardings"])
-def test_what_a_newer_jax_does_not_say_is_an_obstacle(missing: str) -> None:
-    """And no error."""
-    lowered: Any = jax.jit(lambda x: x + 1).lower(ONES)
-    del lowered._lowering.compile_args[missing]
-    assert program_id(lowered, Options())[1] == "unknown"
 
 
 def test_the_structure_of_the_arguments_is_that_of_calls() -> None:
@@ -302,25 +275,17 @@ def test_the_leaves_of_the_result_are_told() -> None:
         OutLeaf((2,), key.dtype, False, "rbg"),
     ]
     assert out_leaves(jax.jit(lambda: None).lower()) == []
-
-
-def test_the_leaves_are_told_without_private_names_too() -> None:
-    """Except for weak types, which no public name shows."""
-    lowered = jax.jit(lambda x, k: (x * 2, k)).lower(ONES, jax.random.key(0))
+    lowered = jax.jit(lambda x, k: (x * 2, k)).lower(ONES, key)
     moved: Any = SimpleNamespace(out_info=lowered.out_info)
     assert out_leaves(moved) == out_leaves(lowered)
 
 
 def test_the_devices_are_told() -> None:
-    """Also when jax does not say them."""
+    """Also when jax does not say them; what is no lowered program has none."""
     lowered = jax.jit(lambda x: x).lower(ONES)
     assert device_ids(lowered) == (jax.devices()[0].id,)
     moved: Any = SimpleNamespace(_lowering=SimpleNamespace())
     assert device_ids(moved) == (jax.devices()[0].id,)
-
-
-def test_what_is_no_lowered_program_has_no_devices() -> None:
-    """A guess would be written to disk, and what is loaded for other devices crashes."""
-    lowered: Any = b"what another process has packed"
+    packed: Any = b"what another process has packed"
     with pytest.raises(AttributeError):
-        device_ids(lowered)
+        device_ids(packed)

@@ -100,24 +100,16 @@ def found() -> Any:
     return json.loads(done.stdout)
 
 
-def test_a_program_runs_where_it_was_moved_to(found: Any) -> None:
-    """With the same results, which jax moves on as it likes; those that call LAPACK, too."""
+def test_a_program_runs_where_it_is_wanted(found: Any) -> None:
+    """Moved, with the same results, or read or compiled for it, without being lowered again."""
     for index in (0, 2):
         assert found[f"moved to {index}"] == [[index], [index]]
         assert found[f"committed {index}"] == [False, False]
         assert found[f"same {index}"]
-
-
-def test_a_program_is_read_for_the_device_that_is_wanted(found: Any) -> None:
-    """Or, when it is bound, for that which it was compiled for."""
     assert found["read for 1"] == [[[1], [1]], [1]]
     assert found["read for 0"] == [[[0], [0]], [0]]
     assert found["bound to 1"] == [[[1], [1]], [1]]
     assert found["uncommitted of another"] == [[0], [0]]
-
-
-def test_a_lowered_program_is_compiled_for_the_device_that_is_wanted(found: Any) -> None:
-    """Without being lowered again."""
     assert found["compiled for 1"] == [[1], [1]]
     assert found["and for 0"] == [[0], [0]]
 
@@ -138,16 +130,12 @@ def test_what_goes_nowhere_in_particular_goes_where_it_is_placed(found: Any) -> 
     """In this thread, as long as the block lasts."""
     assert found["placed"] == [[2], [2]]
     assert found["several"] is True
-
-
-def test_the_name_of_a_place_has_devices_and_axes_in_it(found: Any) -> None:
-    """Equal for equal ones."""
     assert found["names"] == 5
     assert found["same name"]
 
 
 def test_with_one_device_nothing_is_to_be_chosen() -> None:
-    """Whatever was put there on purpose."""
+    """Whatever was put there on purpose; a jax that says nothing binds every program."""
     assert are_several() is False
     assert index_of(jax.devices()[0].id) == 0
     with placed(0):
@@ -155,8 +143,4 @@ def test_with_one_device_nothing_is_to_be_chosen() -> None:
     put = jax.device_put(np.ones(2), jax.devices()[0])
     assert (place_of(array), place_of(3.0), place_of(np.ones(2))) == (None, None, None)
     assert places_of([array, put, 1]) == ((1, put.sharding),)
-
-
-def test_a_jax_that_says_nothing_binds_every_program() -> None:
-    """Then each runs where it was traced for."""
     assert is_bound(object())  # type: ignore[arg-type]
