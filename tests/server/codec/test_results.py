@@ -329,17 +329,9 @@ def test_what_is_no_skeleton_is_no_form(skeleton: bytes) -> None:
 
 
 LOSS = Leaf("A", "float32")
-
-
 COUNT = Leaf("A", "int32")
-
-
 BIAS = Leaf("A", "float32", (64,))
-
-
 WEIGHTS = Leaf("A", "float32", (64, 1024))
-
-
 STATE = (COUNT, BIAS, WEIGHTS)
 
 

@@ -2,15 +2,15 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Mapping
+from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+
+import pytest
 
 from jaxd_protocol.packages.distributions import package_of
-from jaxd_server.runtime.imported_packages import ImportedPackages
+from jaxd_server.runtime.imported_packages import Change, ImportedPackages
 from tests.fake_packages import FakeSite
-
-if TYPE_CHECKING:
-    import pytest
 
 
 def texts(packages: ImportedPackages) -> list[str]:
@@ -140,3 +140,172 @@ def test_two_processes_that_have_imported_different_states_are_told_apart(site: 
     install(site, "im_older", "2")
     packages.adopt([("im_older", mine._replace(version="2"))])
     assert texts(packages) == ["im_older was changed from 1 to 2"]
+
+
+# which packages a program may have run, by the names that its function has ----------------------
+
+LOW = {"ig-low": {"ig_low/__init__.py": "K = 1", "ig_low/sub.py": "K = 2"}}
+OTHER = {"ig-other": {"ig_other.py": "import ig_low"}}
+
+IMPORTS: Mapping[str, str] = {
+    "at its top": "import ig_low",
+    "under a name": "import ig_low.sub as low",
+    "of a value": "from ig_low import K",
+    "of a value of a submodule": "from ig_low.sub import K",
+    "of several": "import sys, ig_low as low, json",
+    "over several lines": "import sys, \\\n    ig_low",
+    "on a line with others": "import sys; import ig_low",
+    "that may fail": "try: import ig_low\nexcept ImportError: pass",
+    "of what is deleted then": "import ig_low\nK = ig_low.K\ndel ig_low",
+    "inside of a function": "def scale(x):\n    import ig_low\n    return x * ig_low.K",
+    "inside of a method": "class A:\n    def scale(self, x):\n        from ig_low.sub import K\n",
+    "by a name in quotes": "import importlib\nlow = importlib.import_module('ig_low.sub').K",
+    "by a computed name": "import importlib as i\nlow = i.import_module('_'.join(['ig', 'low']))",
+    "of a class": "low = __import__('ig_' + 'low').__dict__",
+}
+
+
+@pytest.mark.parametrize("how", sorted(IMPORTS))
+def test_an_import(site: FakeSite, how: str) -> None:
+    """Whatever way it is written, it counts as far as the module is loaded."""
+    source = IMPORTS[how]
+    site.install("ig-low", "1", LOW["ig-low"])
+    site.install("ig-other", "1", OTHER["ig-other"])
+    if how == "of a class":
+        source = "low = type('C', (), {'__module__': 'ig_' + 'low'})"
+    site.install("ig-high", "1", {"ig_high/__init__.py": "", "ig_high/_part.py": source})
+    importlib.import_module("ig_high._part")
+    importlib.import_module("ig_other")
+    importlib.import_module("ig_low.sub")
+    assert reached(["ig_high"]) == {"ig_high", "ig_low"}
+    assert reached(["ig_high.whatever"]) == {"ig_high", "ig_low"}
+    assert reached(["ig_low"]) == {"ig_low"}
+    assert reached(["json", "nowhere"]) == set()
+
+
+def reached(names: list[str] | None, *data: bytes) -> set[str]:
+    """The packages of this file's tests among the dependencies."""
+    found = ImportedPackages().dependencies(names, data)
+    return {root for root, _ in found if root.startswith("ig_")}
+
+
+def test_what_is_not_loaded_was_not_run(site: FakeSite) -> None:
+    """It counts from when it is."""
+    site.install("ig-low", "1", LOW["ig-low"])
+    site.install("ig-high", "1", {"ig_high.py": "def f():\n    import ig_low"})
+    packages = ImportedPackages()
+    importlib.import_module("ig_high")
+    assert [root for root, _ in packages.dependencies(["ig_high"]) if "ig_" in root] == ["ig_high"]
+    importlib.import_module("ig_low")
+    names = [root for root, _ in packages.dependencies(["ig_high"]) if "ig_" in root]
+    assert names == ["ig_high", "ig_low"]
+
+
+def test_a_chain(site: FakeSite) -> None:
+    """A dependency of a dependency counts, and a circle ends."""
+    for one, other in (("a", "b"), ("b", "c"), ("c", "a"), ("d", "a")):
+        site.install(f"ig-{one}", "1", {f"ig_{one}.py": f"def f():\n    import ig_{other}"})
+        importlib.import_module(f"ig_{one}")
+    assert reached(["ig_b"]) == {"ig_a", "ig_b", "ig_c"}
+
+
+def test_namespaces(site: FakeSite) -> None:
+    """Each package in one counts for itself; who names the namespace alone may mean any."""
+    for name in ("a", "b"):
+        site.install(f"ig-space-{name}", "1", {f"ig_space/{name}/__init__.py": ""})
+        importlib.import_module(f"ig_space.{name}")
+    site.install("ig-high", "1", {"ig_high.py": "import ig_space.a"})
+    site.install("ig-wide", "1", {"ig_wide.py": "from ig_space import a"})
+    importlib.import_module("ig_high")
+    importlib.import_module("ig_wide")
+    assert reached(["ig_high"]) == {"ig_high", "ig_space.a"}
+    assert reached(["ig_wide"]) == {"ig_wide", "ig_space.a", "ig_space.b"}
+    assert reached(["ig_space.b"]) == {"ig_space.b"}
+
+
+def test_a_module_without_a_source(site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it imports cannot be seen: all counts that its distribution says it needs."""
+    site.install("ig-low", "1", LOW["ig-low"])
+    site.install("ig-other", "1", OTHER["ig-other"])
+    info = site.install("ig-high", "1", {"ig_high.py": "", "ig_high.dat": ""})
+    text = (info / "METADATA").read_text()
+    needs = "Requires-Dist: IG.Low >=1 ; extra == 'x'\n\nRequires-Dist: ig-other\n"
+    (info / "METADATA").write_text(text.partition("\n\n")[0] + "\n" + needs)
+    for name in ("ig_low", "ig_other", "ig_high"):
+        importlib.import_module(name)
+    module = sys.modules["ig_high"]
+    assert module.__spec__ is not None
+    monkeypatch.setattr(module, "__file__", str(site.path / "ig_high.dat"))
+    monkeypatch.setattr(module.__spec__, "origin", str(site.path / "ig_high.dat"))
+    assert reached(["ig_high"]) == {"ig_high", "ig_low"}
+
+
+def test_packed_arguments_name_packages(site: FakeSite) -> None:
+    """As the code does; code whose imports are not known may have run all."""
+    for files in (LOW, OTHER):
+        for name, content in files.items():
+            site.install(name, "1", content)
+            importlib.import_module(name.replace("-", "_"))
+    assert reached([], b"\x8c\x0aig_low.sub") == {"ig_low"}
+    assert reached(None) == {"ig_low", "ig_other"}
+
+
+def test_what_is_not_installed_imports_packages_too(
+    site: FakeSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counts by nothing, but what it leads to does: an editable installation of the server's."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "ig_beside.py").write_text("import ig_low")
+    site.install("ig-low", "1", LOW["ig-low"])
+    importlib.import_module("ig_beside")
+    assert reached(["ig_beside"]) == {"ig_low"}
+
+
+def test_what_was_built_elsewhere_counts_as_it_was_imported_here(site: FakeSite) -> None:
+    """Once it is: the other process may have had another state of it."""
+    site.install("ig-low", "1", LOW["ig-low"])
+    old = package_of("ig_low")
+    assert old is not None
+    packages = ImportedPackages()
+    packages.adopt([("ig_low", old)])
+    assert packages.changes() == []
+    site.install("ig-low", "2", LOW["ig-low"])
+    (change,) = packages.changes()
+    assert change == Change(old, old._replace(version="2"))
+    importlib.import_module("ig_low")
+    (found,) = (package for root, package in packages.dependencies(["ig_low"]) if root == "ig_low")
+    assert found == change.new
+    assert packages.changes_of((("ig_low", found),)) == []
+
+
+def test_jax_counts_with_what_computes(site: FakeSite) -> None:
+    """And with none of the tools that it would use to print a table."""
+    found = {root for root, _ in ImportedPackages().dependencies([])}
+    assert found >= {"jax", "jaxlib", "numpy"}
+    assert found <= {"jax", "jaxlib", "numpy", "ml_dtypes", "scipy", "opt_einsum"}
+
+
+def test_changes_of_dependencies(site: FakeSite) -> None:
+    """Only those that `changes` has found, also while the files are away, until they are back."""
+    site.install("ig-low", "1", LOW["ig-low"])
+    site.install("ig-other", "1", {"ig_other.py": ""})
+    importlib.import_module("ig_low")
+    importlib.import_module("ig_other")
+    packages = ImportedPackages()
+    low, other = (packages.dependencies([name]) for name in ("ig_low", "ig_other"))
+    (old,) = (package for root, package in low if root == "ig_low")
+    site.uninstall("ig-low")
+    assert packages.changes_of(low) == []
+    assert packages.changes() == packages.changes_of(low) == [Change(old, None)]
+    assert packages.have_changed
+    site.install("ig-low", "2", LOW["ig-low"])
+    assert packages.changes_of(low) == [Change(old, old._replace(version="2"))]
+    assert packages.changes_of(other) == []
+    new = (("ig_low", old._replace(version="2")),)  # of another process
+    assert packages.changes_of(new) == []
+    site.install("ig-low", "3", LOW["ig-low"])
+    assert packages.changes() == [Change(old, old._replace(version="3"))]
+    assert packages.changes_of(new) == [Change(new[0][1], old._replace(version="3"))]
+    site.install("ig-low", "1", LOW["ig-low"])
+    assert packages.changes() == packages.changes_of(low) == []
+    assert packages.changes_of(new) == [Change(new[0][1], old)]
