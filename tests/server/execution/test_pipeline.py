@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from jaxd_server.rpc.sessions import Session
 from jaxd_server.runtime.events import Emit
 from jaxd_server.runtime.imported_packages import Change, Dependencies
 from tests.server.in_process import PipelineHarness, Source
-from tests.server.staging import PATIENCE_S, at_once, join, start, until
+from tests.server.staging import at_once
 
 FLOAT: Any = np.zeros((), np.float32)
 """The shape and dtype of what a callback returns."""
@@ -483,40 +482,3 @@ def test_what_is_loaded_saves_what_is_left(open_harness: Callable[..., PipelineH
     harness.answer(Source(double).call((1.0,), session=Session("3", "ann")))
     assert saved(harness) == pytest.approx(loaded.saved_s)
     assert loaded.saved_s >= built.costs.build_s
-
-
-@pytest.mark.slow
-def test_a_client_that_leaves_while_it_is_asked_leaves_the_build_to_the_others(
-    open_harness: Callable[..., PipelineHarness],
-) -> None:
-    """Those who wait for the same executable make it from their own code."""
-    harness, source = open_harness(), Source(double)
-    harness.value(source, np.float32(1))
-    assert harness.program_cache is not None
-    harness.program_cache.keep_code(
-        source.fingerprint, b"no code"
-    )  # so that somebody has to be asked
-    harness = open_harness()
-    leaving, staying = Source(double), Source(double)
-    asked, gone = threading.Event(), threading.Event()
-
-    def leave(fingerprint: bytes) -> Any:
-        asked.set()
-        assert gone.wait(PATIENCE_S)
-        raise ConnectionLost("the client went away")
-
-    leaving.code = leave  # type: ignore[method-assign]
-    outcomes: dict[str, Any] = {}
-
-    def call(name: str, source: Source) -> None:
-        outcomes[name] = harness.answer(source.call((np.ones(3, np.float32),)))[0]
-
-    threads = [start(call, "leaving", leaving)]
-    assert asked.wait(PATIENCE_S)
-    threads.append(start(call, "staying", staying))
-    (build,) = harness.executables._builds._builds.values()
-    until(lambda: len(build.waiting) == 2)
-    gone.set()
-    join(threads)
-    assert (outcomes["leaving"][0], outcomes["staying"][0]) == (FAILED, OK)
-    assert harness.counts() == (1, 1)

@@ -7,7 +7,6 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -286,34 +285,6 @@ def test_a_dropped_program_is_freed() -> None:
     del program
     gc.collect()
     assert live_executables() == before
-
-
-LOWER_INVERSE = """
-import sys, jax, numpy as np
-from jaxd_protocol.jax_objects.lowered_bytes import pack_lowered
-from jaxd_server.jax_compat.programs import prepare
-assert prepare() == ()
-lowered = jax.jit(jax.numpy.linalg.inv).lower(np.ones((3, 3), np.float32))
-open(sys.argv[1], "wb").write(pack_lowered(lowered))
-"""
-
-COMPILE_INVERSE = """
-import sys, jax, numpy as np
-from jaxd_server.jax_compat.lowered_transfer import unpack_lowered
-from jaxd_server.jax_compat.programs import compile_flat, prepare
-assert prepare() == ()
-matrix = np.diag(np.array([1, 2, 4], np.float32))
-inverse, = compile_flat(unpack_lowered(open(sys.argv[1], "rb").read()))(matrix)
-print(np.asarray(inverse).diagonal().tolist())
-"""
-
-
-@pytest.mark.slow
-def test_a_lowered_program_that_calls_lapack_works_in_a_fresh_process(tmp_path: Path) -> None:
-    """As one that was compiled elsewhere."""
-    file = str(tmp_path / "inverse")
-    run(LOWER_INVERSE, file)
-    assert run(COMPILE_INVERSE, file) == "[1.0, 0.5, 0.25]\n"
 
 
 ON_TWO_DEVICES = """
