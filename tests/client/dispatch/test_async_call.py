@@ -22,9 +22,9 @@ from jaxd.remote_values.store import OpenSession
 from jaxd.transfer.shared_memory import shared_pool
 from jaxd_protocol.errors import LimitExceeded, NoServer, ProtocolError
 from tests.end_to_end.gates import Gate, stop_at
-from tests.server.staging import until
 from tests.live_server import LiveServer
 from tests.server.in_process import InProcessServer
+from tests.server.staging import until
 from tests.shared.wire.interrupt import swallowed_interrupt
 
 

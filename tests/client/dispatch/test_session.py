@@ -27,8 +27,8 @@ from jaxd_protocol.errors import (
 )
 from jaxd_protocol.network.addresses import Address
 from tests.end_to_end.gates import in_thread
-from tests.server.staging import until
 from tests.live_server import LiveServer
+from tests.server.staging import until
 
 
 @pytest.fixture
