@@ -15,6 +15,7 @@ from jaxd.cli.commands import token
 from jaxd.connection import discovery
 from jaxd_protocol import __version__
 from jaxd_protocol.errors import ConfigurationError
+from tests.warm_clients import run_command
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -132,10 +133,14 @@ def test_some_commands_read_their_own_words(monkeypatch: pytest.MonkeyPatch, nam
 
 
 def jaxd(*words: str, python: tuple[str, ...] = (), **variables: str) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of `jaxd WORDS`."""
+    """Exit code, stdout and stderr of `jaxd WORDS`; an interpreter of its own gets `python`."""
+    variables = {"COLUMNS": "80"} | variables
+    if not python:
+        done = run_command(*words, **variables)
+        return done.returncode, done.stdout, done.stderr
     done = subprocess.run(
         [sys.executable, "-P", *python, "-m", "jaxd.cli", *words],
-        env=os.environ | {"COLUMNS": "80"} | variables,
+        env=os.environ | variables,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
