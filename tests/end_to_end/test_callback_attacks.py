@@ -97,7 +97,9 @@ class EvilServer(FakeServer):
 
         def ask() -> None:
             try:
-                self.answered.append(asked.ask("callback", asked.number, written, blob, 1)[0])
+                self.answered.append(
+                    asked.ask("callback", asked.number, written, blob, 1, -1, 0)[0]
+                )
             except (EOFError, TimeoutError):
                 self.lost += 1
             finally:

@@ -7,8 +7,10 @@ import threading
 from collections.abc import Iterator
 from typing import Any, Final
 
+import jax
 import numpy as np
 import pytest
+from jax.experimental import io_callback
 
 from jaxd import Client, connect, errors
 from tests.end_to_end.gates import in_thread
@@ -232,3 +234,41 @@ def test_many_connections_come_and_go_at_once(server: LiveServer) -> None:
     with unharmed(server, 1):
         visits = [in_thread(visit, number) for number in range(40)]
         assert all(one.result(50) for one in visits)
+
+
+@pytest.mark.parametrize("moment", ["asked", "while it runs", "while it calls", "answered"])
+def test_a_connection_ends_while_a_call_calls_back(
+    server: LiveServer, proxy: Proxy, client: Client, moment: str
+) -> None:
+    """On arrays: it goes on when there is a connection again, and no function is called twice."""
+    drawn, held = list[int](), list[Any]()
+    double = client.persistent_call(lambda x: x * 2, results="remote")
+
+    def draw() -> Any:
+        drawn.append(len(drawn))
+        if drawn[-1] == 1 and moment == "asked":
+            proxy.strike("cut", "down", 3)  # the next question
+        if drawn[-1] == 2 and moment == "answered":
+            proxy.strike("cut", "up", 3)
+        if drawn[-1] == 2 and moment.startswith("while"):
+            proxy.cut()
+        if drawn[-1] == 2 and moment == "while it calls":
+            assert float(np.asarray(double(held[0]))[0]) == 14.0
+        return np.float32(drawn[-1])
+
+    def draws(state: Any) -> Any:
+        total = state
+        for place in range(5):  # the same question each time
+            item = io_callback(draw, jax.ShapeDtypeStruct((), np.float32), ordered=True)
+            total = total + item * 10.0**place
+        return total
+
+    with unharmed(server, 1):
+        held.append(client.put(np.full(3, 7, np.float32)))
+        state = client.put(np.zeros(3, np.float32))
+        made = client.persistent_call(draws, donate_argnums=0, results="remote")(state)
+        assert np.asarray(made).tolist() == [43210.0] * 3
+        assert drawn == [0, 1, 2, 3, 4]
+        assert answers_correctly(client)
+        held.clear()
+        del state, made

@@ -86,7 +86,6 @@ class Training:
 
     Args:
         width: of its network.
-        calls_back: whether its steps do.
 
     Attributes:
         network: what it trains.
@@ -94,8 +93,7 @@ class Training:
         losses: of all steps.
     """
 
-    def __init__(self, width: int = WIDTH, *, calls_back: bool = True) -> None:
-        self.calls_back = calls_back
+    def __init__(self, width: int = WIDTH) -> None:
         self.network: Any = Network(width)
         self.seen: list[int] = []
         self.losses: list[Any] = []
@@ -103,7 +101,7 @@ class Training:
 
     def run(self, wrap: Callable[..., Any], goes_on: Callable[[int], bool]) -> Any:
         """Trains as long as that number of steps is wanted; the last state."""
-        seen, network, calls_back = self.seen, self.network, self.calls_back
+        seen, network = self.seen, self.network
 
         def record(number: Any) -> None:
             seen.append(int(number))
@@ -121,8 +119,7 @@ class Training:
             updates, opt = adam.update(gradients, state["opt"])
             params = optax.apply_updates(state["params"], updates)
             ema = jax.tree.map(lambda old, new: 0.9 * old + 0.1 * new, state["ema"], params)
-            if calls_back:
-                jax.debug.callback(record, number)
+            jax.debug.callback(record, number)
             return {"params": params, "opt": opt, "ema": ema, "key": key}, loss
 
         train, state = wrap(step, donate_argnums=0), first_state(network)
@@ -137,11 +134,11 @@ class Training:
 
 def check_like_jit(found: Training, state: Any) -> None:
     """Losses and state are those of `jax.jit`, to the last bit; each step has called back once."""
-    plain = Training(found.network.width, calls_back=found.calls_back)
+    plain = Training(found.network.width)
     expected = plain.run(jax.jit, lambda number: number < len(found.losses))
     jax.effects_barrier()
     assert found.losses == plain.losses
-    numbers = list(range(len(found.losses))) if found.calls_back else []
+    numbers = list(range(len(found.losses)))
     assert sorted(found.seen) == sorted(plain.seen) == numbers
     for one, other in zip(jax.tree.leaves(state), jax.tree.leaves(expected), strict=True):
         if jnp.issubdtype(other.dtype, jax.dtypes.prng_key):
@@ -293,7 +290,7 @@ def _objects() -> int:
 
 @pytest.mark.timeout(300)
 def test_the_server_cannot_be_reached_again_and_again(start_live: StartLive) -> None:
-    """Twenty times for 0.4 s and once for 5 s, in a loop that calls nothing back: the same bits."""
+    """Twenty times for 0.4 s, once for 5 s: the same bits, and each step has called back once."""
     server, pause = start_live(), threading.Event().wait
     with Proxy(int(server.tcp.rpartition(":")[2])) as proxy:
 
@@ -306,7 +303,7 @@ def test_the_server_cannot_be_reached_again_and_again(start_live: StartLive) -> 
             is_over.set()
 
         with connect(proxy.address, token=TOKEN) as client:
-            training, more, is_over = Training(calls_back=False), [20], threading.Event()
+            training, more, is_over = Training(), [20], threading.Event()
             thread = threading.Thread(target=outages, args=(is_over,), daemon=True)
 
             def goes_on(number: int) -> bool:

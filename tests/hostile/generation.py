@@ -264,7 +264,8 @@ class Generator:
             tree.parts.append(dump_literal(self.draws.text()))
             self._trees.value(tree, 1)
         skeleton, blob, buffers = tree.data(rng)
-        return Step("callback", (None, skeleton, blob, rng.randrange(2)), buffers)
+        places = (rng.randrange(2), rng.choice((-1, 0, 1, 1 << 40)), rng.randrange(2))
+        return Step("callback", (None, skeleton, blob, *places), buffers)
 
     def _failure(self, depth: int) -> tuple[Any, ...]:
         rng = self.draws.rng

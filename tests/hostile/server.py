@@ -24,7 +24,7 @@ _ANSWERED: Final = {
     "code": ((bytes,),),
     "read": ((bytes, tuple),),
     "confirm": ((bytes, tuple),),
-    "callback": ((int, bytes, bytes, int),),
+    "callback": ((int, bytes, bytes, int, int, int),),
 }
 _GOOD: Final = (OK, b"N", b"", b"", b"")
 """What is said to what nobody has planned: a call that is repeated, or one after the other."""

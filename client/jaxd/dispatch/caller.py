@@ -255,13 +255,10 @@ class Caller:
             raise CallbackError(
                 "the call that wants a function called back was given up. Nothing is called."
             )
-        from jaxd.events.jax_callbacks import run_callback
+        from jaxd.events.jax_callbacks import answer_callback
 
-        run = partial(run_callback, about, question, buffers)
-        if not self.settings.snapshot_s:  # no call is made again for its arrays
-            return run()
-        about.before_callback()
-        return about.effects().answer(question[1:], buffers, run)
+        is_recorded = bool(self.settings.snapshot_s)  # else no call is made again for its arrays
+        return answer_callback(about, question, buffers, is_recorded=is_recorded)
 
     def event(
         self, connection: RequestSource, number: int, kind: str, content: dict[str, Any]
@@ -306,6 +303,7 @@ class OpenCall:
 
     Attributes:
         is_silent: whether nothing that it prints, warns of or reports is shown.
+        may_go_on: see `CallbackOrigin`.
         call: the request, as the next attempt sends it.
         deadline: `time.monotonic()` after which the caller does not wait; None: without limit.
         opened: the connection of this attempt, and the session to which its values belong.
@@ -317,6 +315,7 @@ class OpenCall:
     """
 
     is_silent = False
+    may_go_on = False
     opened: OpenSession
     number = 0
     is_sent = False

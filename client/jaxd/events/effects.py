@@ -15,6 +15,7 @@ from jaxd_protocol.errors import CallbackError
 
 _MAX_OUTPUTS: Final = 100_000
 _MAX_ANSWER_BYTES: Final = 1 << 20
+_MAX_ASKED: Final = 4096
 _HASH_BYTES: Final = 16
 
 Answer = tuple[Any, Sequence[memoryview]]
@@ -44,14 +45,15 @@ class CallEffects:
     """
 
     __slots__ = (
-        *("_answers", "_attempt", "_emitted", "_full_in", "_in_this_attempt", "_lock", "_room"),
-        *("are_recorded", "is_mute"),
+        *("_answers", "_asked", "_attempt", "_emitted", "_full_in", "_in_this_attempt", "_lock"),
+        *("_room", "are_recorded", "is_mute"),
     )
 
     def __init__(self) -> None:
         # no counters, which take a dozen function calls to make: each call on arrays has these
         self._emitted: dict[int, int] = {}
         self._answers: _Answers | None = None
+        self._asked: _Asked | None = None
         self._room: AnswerRoom | None = None
         self._lock = threading.Lock()  # guards the answers: an attempt may outlive its connection
         self._in_this_attempt: dict[Any, int] = {}
@@ -64,8 +66,10 @@ class CallEffects:
 
     def begin_attempt(self) -> None:
         """The call is sent again."""
-        self._attempt += 1
-        self._in_this_attempt.clear()
+        with self._lock:
+            self._attempt += 1
+            self._in_this_attempt.clear()
+            self._asked = None  # another run of the program counts from the start
 
     def keep_in(self, room: AnswerRoom) -> None:
         """Counts the answers of its functions there as long as they are kept.
@@ -107,7 +111,11 @@ class CallEffects:
         return False
 
     def answer(
-        self, question: Sequence[Any], buffers: Sequence[memoryview], call: Callable[[], Answer]
+        self,
+        question: Sequence[Any],
+        buffers: Sequence[memoryview],
+        call: Callable[[], Answer],
+        place: int = -1,
     ) -> Answer:
         """What a function of this process returns; it is called unless an earlier attempt did.
 
@@ -115,27 +123,69 @@ class CallEffects:
             question: what is to be called with what.
             buffers: the rest of it.
             call: calls it.
+            place: see `answer_once`; -1: this one is not asked again.
 
         Raises:
             CallbackError: when a call that is over asks for something that it did not before.
             BaseException: what the function raises.
         """
+        with self._lock:
+            one = self._asked_before(place)
+            is_new = one is None
+            if one is None:
+                is_new, one = self._of_content(question, buffers)
+                self._note_asked(place, one)
+        return self._called(one, call) if is_new else one.answer()
+
+    def answer_once(self, call: Callable[[], Answer], place: int) -> Answer:
+        """As `answer`, of a call that is not made again: only what has no answer is asked again.
+
+        Args:
+            call: calls the function.
+            place: how many the program has asked for before; another question has another place,
+                and one that is asked again over the next connection has the same.
+
+        Raises:
+            CallbackError: when the answer was too large to be kept.
+            BaseException: what the function raises.
+        """
+        with self._lock:
+            self.are_recorded, self._full_in = False, self._attempt
+            one = self._asked_before(place)
+            is_new = one is None
+            if one is None:
+                one = _Call()
+                self._note_asked(place, one)
+        return self._called(one, call) if is_new else one.answer()
+
+    def _asked_before(self, place: int) -> _Call | None:
+        """The call of a function for the question of that place. The lock is held."""
+        return None if place < 0 or self._asked is None else self._asked.find(place)
+
+    def _note_asked(self, place: int, one: _Call) -> None:
+        if place >= 0:
+            self._asked = self._asked or _Asked()
+            self._asked.add(place, one)
+
+    def _of_content(
+        self, question: Sequence[Any], buffers: Sequence[memoryview]
+    ) -> tuple[bool, _Call]:
+        """The call of a function for a question that was not asked in this attempt, if it is new.
+
+        The lock is held.
+        """
         content = hashlib.blake2b(repr(question).encode(), digest_size=_HASH_BYTES)
         for data in buffers:
             content.update(data)
-        key = content.digest()
-        with self._lock:
-            if not self.are_recorded and self._attempt == self._full_in:
-                known = [_Call()]  # which nobody asks for again
-                is_new, number = True, 0
-            else:
-                is_new, number, known = self._place(key)
+        if not self.are_recorded and self._attempt == self._full_in:
+            return True, _Call()  # which no other attempt asks for
+        is_new, number, known = self._place(content.digest())
         if number >= len(known):
             raise CallbackError(
                 "a call that is made again for its arrays calls back what it did not before. "
                 "Nothing is called."
             )
-        return self._called(known[number], call) if is_new else known[number].answer()
+        return is_new, known[number]
 
     def _place(self, key: bytes) -> tuple[bool, int, list[_Call]]:
         """Whether a function is to be called for this question, and its place. The lock is held."""
@@ -164,10 +214,14 @@ class CallEffects:
             is_kept = self._answers is not None and self._answers.add(nbytes)
             if not is_kept:
                 self._forget_answers()
-        if is_kept:
+            asked = self._asked
+        if is_kept or (asked is not None and nbytes <= _MAX_ANSWER_BYTES):
             one.future.set_result((value, [memoryview(bytes(each)) for each in data]))
         else:
             one.future.set_exception(_too_large())
+        if asked is not None:
+            with self._lock:
+                asked.make_room(one, nbytes)
         return value, data
 
 
@@ -205,18 +259,64 @@ class _Answers:
         return True
 
 
+class _Asked:
+    """The questions of one run of a program, by place: the server may ask once more for the last.
+
+    Of those that have an answer, the first ones go.
+    """
+
+    __slots__ = ("_calls", "_first", "_nbytes")
+
+    def __init__(self) -> None:
+        self._calls: dict[int, _Call] = {}
+        self._first = self._nbytes = 0
+
+    def find(self, place: int) -> _Call | None:
+        """The call of a function for the question of that place; None: it was not asked yet.
+
+        Raises:
+            CallbackError: when its answer is here no more.
+        """
+        if place < self._first:
+            raise _too_large()
+        return self._calls.get(place)
+
+    def add(self, place: int, one: _Call) -> None:
+        """A function is called for the question of that place, or was in an earlier run."""
+        self._calls[place] = one
+        self._nbytes += one.nbytes
+
+    def make_room(self, one: _Call, nbytes: int) -> None:
+        """A function has returned so many bytes."""
+        one.nbytes = nbytes
+        self._nbytes += nbytes
+        while self._nbytes > _MAX_ANSWER_BYTES or len(self._calls) > _MAX_ASKED:
+            first = self._calls.get(self._first)
+            if first is None or first is one or not first.future.done():
+                return  # it may still be asked for, or has not come yet
+            self._nbytes -= first.nbytes
+            del self._calls[self._first]
+            self._first += 1
+
+
 def _too_large() -> CallbackError:
     return CallbackError(
-        "a call is made again, and what functions that it called back have returned was too large "
-        "to be kept. They are not called twice."
+        "a call goes on, or is made again, and what functions that it called back have returned "
+        "was too large to be kept. They are not called twice."
     )
 
 
 class _Call:
-    """One call of a function of this process; others may wait for its answer."""
+    """One call of a function of this process; others may wait for its answer.
+
+    Attributes:
+        future: its answer.
+        nbytes: of that, once it is here.
+    """
 
     def __init__(self) -> None:
         self.future: Future[Answer] = Future()
+        self.nbytes = 0
         self._thread = threading.get_ident()
 
     def answer(self) -> Answer:

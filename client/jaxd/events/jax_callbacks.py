@@ -336,10 +336,13 @@ class CallbackOrigin(Protocol):
     """The open call for which a program calls back.
 
     Attributes:
+        may_go_on: whether its program may go on after the connection was lost: then it asks again
+            for what has no answer.
         has_called_back: set when a function of this process is called for it.
         callback_error: what the last of these raised; None when it returned.
     """
 
+    may_go_on: bool
     has_called_back: bool
     callback_error: BaseException | None
 
@@ -358,6 +361,43 @@ class CallbackOrigin(Protocol):
         """Those that it has had in this process; they do not happen twice."""
 
 
+_QUESTION: Final = (int, bytes, bytes, int, int, int)
+
+
+def answer_callback(
+    origin: CallbackOrigin,
+    question: tuple[Any, ...],
+    buffers: Sequence[memoryview],
+    *,
+    is_recorded: bool,
+) -> tuple[Any, Sequence[memoryview]]:
+    """What a function of this process returns, for the server: it is called once, if ever.
+
+    Args:
+        origin: the call.
+        question: see `run_callback`.
+        buffers: the rest of it.
+        is_recorded: whether all answers are kept, to make the call again for its arrays.
+
+    Raises:
+        CallbackError: when the server asks once more for an answer that is not here.
+        BaseException: see `run_callback`.
+    """
+    run = functools.partial(run_callback, origin, question, buffers)
+    if not (is_recorded or origin.may_go_on) or tuple(map(type, question)) != _QUESTION:
+        return run()
+    *_, place, has_lost_connection = question
+    if has_lost_connection and not origin.may_go_on:
+        raise CallbackError(
+            "a connection was lost while a call was made again for its arrays, which had called "
+            "functions of this process. They are not called twice."
+        )
+    if not is_recorded:
+        return origin.effects().answer_once(run, place)
+    origin.before_callback()
+    return origin.effects().answer(question[1:4], buffers, run, place)
+
+
 def run_callback(
     origin: CallbackOrigin, question: tuple[Any, ...], buffers: Sequence[memoryview]
 ) -> tuple[Any, Sequence[memoryview]]:
@@ -365,7 +405,9 @@ def run_callback(
 
     Args:
         origin: the call.
-        question: its number, what is to be called with what, whether its result is wanted.
+        question: the number of the call, what is to be called with what, whether its result is
+            wanted, its place among those of one run of a program that may ask again (else -1), and
+            whether that has lost a connection before.
         buffers: the rest of it.
 
     Raises:
@@ -379,9 +421,9 @@ def run_callback(
             "gives none to jax.debug.callback or io_callback. The connection is ended: is that "
             "server what it should be?"
         )
-    if tuple(map(type, question)) != (int, bytes, bytes, int):
+    if tuple(map(type, question)) != _QUESTION:
         raise _unknown_callback()
-    _, skeleton, blob, wants_result = question
+    _, skeleton, blob, wants_result, _, _ = question
     origin.has_called_back, origin.callback_error = True, None
     try:
         with callback_scope(origin):

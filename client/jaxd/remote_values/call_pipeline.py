@@ -117,11 +117,13 @@ class PipelinedCall:
         remote_leaves: the leaves that are on the server: of each handle range the first, and how
             many they are.
         released_ids: ids of released values that its message carries.
-        has_called_back, callback_error: see `CallbackOrigin`.
+        may_go_on, has_called_back, callback_error: see `CallbackOrigin`.
         is_nested: whether a callback of another call makes it: then it is in no order.
         lineage: how its result is made again; None: that is not known.
         session: for which its transfer was prepared.
     """
+
+    may_go_on = True
 
     def __init__(
         self,

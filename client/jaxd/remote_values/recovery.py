@@ -607,6 +607,7 @@ def _skeleton_in(value: tuple[Any, ...]) -> bytes:
 class _ReplayedCall:
     """A call that is made again for its arrays; see `CallbackOrigin`."""
 
+    may_go_on = False
     has_called_back = False
     callback_error: BaseException | None = None
     connection = None

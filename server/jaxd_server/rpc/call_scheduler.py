@@ -29,6 +29,7 @@ from jaxd_protocol.wire.frames import too_large
 from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.executables import Plan
 from jaxd_server.execution.call import Call, Finish, Reply
+from jaxd_server.rpc.callback_route import CallbackRoute
 from jaxd_server.rpc.client_proxy import ClientProxy
 from jaxd_server.rpc.flow_control import ConnectionShare
 from jaxd_server.rpc.inflight_calls import InflightCall, InflightCalls, discard_reply
@@ -117,7 +118,7 @@ class CallScheduler:
             call.warm_only = bool(flags & WARM)
             call.call_back = partial(client.call_back, seq)
             # the word of a client alone would have a call admitted where others wait
-            call.inside = bool(flags & FROM_CALLBACK and client.called_back)
+            call.inside = bool(flags & FROM_CALLBACK and (client.called_back or session.asking))
             call.lost = 2 if flags & LOST_AGAIN else flags & LOST_ONCE and 1
             call.session = session
             call.referenced_data = self._session_state.referenced_data
@@ -175,6 +176,9 @@ class CallScheduler:
         phase: CallPhase = "waiting" if plan is None or plan.executable is None else "running"
         with self.inflight.opened(call):
             call.is_ordered = True
+            call.route = CallbackRoute(self._client, call.number, session.asking)
+            call.call_back = call.route.call_back
+            call.cancel_token.notify(call.route.give_up)
             call.reply_when_cancelled = partial(session.reply_cache.answer, number)
             begin = partial(call.start_ordered, phase, start)
             is_new, go_on = self._session_state.enqueue(
@@ -189,9 +193,9 @@ class CallScheduler:
                 session.ordered_calls[number] = call
             else:  # the first one decides what happens to values
                 call.reply_when_cancelled = discard_reply
-                call.first = session.ordered_calls.get(number)
-                if call.first is not None:
-                    call.cancel_token.notify(call.first.cancel)
+                first = session.ordered_calls.get(number)
+                if first is not None:
+                    call.join(first)
             return go_on if is_short else go_on()
 
     def _submit(self, call: InflightCall, plan: Plan | None, *, is_warm: bool) -> None:

@@ -109,6 +109,8 @@ class ClientProxy:
         kwargs: dict[str, Any],
         *,
         wants_result: bool,
+        place: int = -1,
+        has_lost_connection: bool = False,
     ) -> Any:
         """Has the client call a function of its own; its result, arrays as numpy's.
 
@@ -119,13 +121,15 @@ class ClientProxy:
             args: its positional arguments.
             kwargs: its keyword arguments.
             wants_result: whether there is a result to wait for.
+            place: see `callback_route.CallbackRoute`; -1: this is not asked again.
+            has_lost_connection: whether the program has called back over another connection.
 
         Raises:
             ConnectionLost: when the client goes away first.
             Exception: what the function raises.
         """
         asked, buffers = pack_callback(callback_target, held, args, kwargs)
-        question = (number, *asked, int(wants_result))
+        question = (number, *asked, int(wants_result), place, int(has_lost_connection))
         seq = next(self._connection.numbers)
         send = partial(self._send_callback, seq, question, buffers)  # behind the call's output
         self.called_back.add(seq)
@@ -177,6 +181,11 @@ class PendingQuestions:
     def __init__(self) -> None:
         self._open: dict[int, Future[tuple[Value, Frame]]] = {}
         self._closed = False
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the client is gone."""
+        return self._closed
 
     def ask(
         self, seq: int, send: Callable[[], None], *, patiently: bool = False

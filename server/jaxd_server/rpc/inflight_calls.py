@@ -6,6 +6,7 @@ That is by the thread that works on it, or earlier when it is cancelled: by its 
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from typing import Final, Literal
 from jaxd_protocol.base.timers import Timer
 from jaxd_protocol.errors import Cancelled, DeadlineExceeded
 from jaxd_server.execution.call import Call, Finish, Reply
+from jaxd_server.rpc.callback_route import CallbackRoute
 from jaxd_server.rpc.flow_control import ConnectionShare
 from jaxd_server.rpc.send_queue import SendQueue
 from jaxd_server.runtime.threads.cancellation import CallPhase, CancelToken
@@ -81,12 +83,14 @@ class InflightCall(Call):
         reply_when_cancelled: takes its reply when it is cancelled.
         is_ordered: whether it is one of its session's calls on values.
         first: the same call as it was sent before, over a connection that was lost.
+        route: how the program of a call on values calls its client back.
     """
 
     withdraw: Callable[[], bool] = _not_withdrawn
     reply_when_cancelled: Callable[[Reply], None] = discard_reply
     is_ordered: bool = False
     first: InflightCall | None = None
+    route: CallbackRoute | None = None
     _calls: InflightCalls = field(init=False, repr=False)
     _on_done: Callable[[], None] = field(init=False, repr=False)
     _deliverer: int = 0  # the thread that has waited for the device, for this client alone
@@ -199,6 +203,18 @@ class InflightCall(Call):
             return False
         self.cancel()
         return True
+
+    def join(self, first: InflightCall) -> None:
+        """It is a call on values that was sent before, whose reply it gets."""
+        self.first = first
+        self.cancel_token.notify(first.cancel)
+        if first.route is not None and self.route is not None:
+            first.route.move_to(self.route)
+
+    def stop_waiting(self, before: float = math.inf) -> None:
+        """A client that was lost before then is not waited for any more; see `CallbackRoute`."""
+        if self.route is not None:
+            self.route.give_up(before)
 
     def drop(self) -> None:
         """Its client is gone: answers it when no thread has begun it."""

@@ -43,6 +43,10 @@ _MAX_SAVES: Final = 64
 _REPEAT_WINDOW_S: Final = 3.0
 """A client that is back has repeated by then what it still wants."""
 
+_ANSWER_WINDOW_S: Final = 27.0
+"""So much longer is it waited for with a callback: a call on values may be repeated as late as when
+the program needs its result."""
+
 
 class InterruptedCalls:
     """The calls of a session that were running when their connection ended. Thread-safe.
@@ -74,11 +78,13 @@ class InterruptedCalls:
         for call in self._before(before):
             if not call.is_ordered:
                 call.cancel_unless_running()
+            call.stop_waiting(before - _ANSWER_WINDOW_S)
 
     def cancel_unbegun(self) -> None:
         """Cancels all that do not run: nobody can come back for them."""
         for call in self._before(math.inf):
             call.cancel_unless_running()
+            call.stop_waiting()
 
     def _before(self, when: float) -> list[InflightCall]:
         with self._lock:
@@ -101,6 +107,7 @@ class Session(Client):
         skeletons: of arguments, by the numbers that the client has given them.
         unanswered: its calls that were under way when their connection ended.
         ordered_calls: its calls on values that are under way, by number.
+        asking: what functions of its process are called for, by such calls.
         resumed_at: when its client connected last while it had no connection.
         since: when it was opened, as `time.time()`.
         process: the id of its client's process, as that says; empty when it does not.
@@ -119,6 +126,7 @@ class Session(Client):
     ordered_calls: WeakValueDictionary[int, InflightCall] = field(
         default_factory=WeakValueDictionary
     )
+    asking: set[object] = field(default_factory=set)
     resumed_at: float = 0.0
     since: float = field(default_factory=time.time)
     process: str = ""

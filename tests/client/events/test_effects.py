@@ -90,3 +90,41 @@ def test_an_attempt_waits_for_a_function_that_the_one_before_has_called() -> Non
     second = in_thread(effects.answer, (b"a",), [], lambda: pytest.fail("called"))
     gate.set()
     assert first.result(20) == second.result(20) == (1, [])
+
+
+def test_a_program_that_goes_on_asks_again_for_what_has_no_answer() -> None:
+    """By the place of the question; the same one at another place is asked as ever."""
+    effects, calls = CallEffects(), iter(range(10))
+    ask: Any = {
+        "recorded": lambda place: effects.answer((b"a",), [], lambda: (next(calls), []), place)[0],
+        "once": lambda place: effects.answer_once(lambda: (next(calls), []), place)[0],
+    }
+    for kind in ("recorded", "once"):
+        effects, calls = CallEffects(), iter(range(10))
+        assert [ask[kind](place) for place in (0, 1, 2, 2, 3, 1)] == [0, 1, 2, 2, 3, 1]
+        assert effects.are_recorded == (kind == "recorded")
+
+
+def test_a_call_made_again_begins_with_the_first_question() -> None:
+    """Places are those of one run of the program."""
+    effects, calls = CallEffects(), iter(range(10))
+
+    def ask(question: bytes, place: int) -> Any:
+        return effects.answer((question,), [], lambda: (next(calls), []), place)[0]
+
+    assert [ask(b"a", 0), ask(b"b", 1)] == [0, 1]
+    effects.begin_attempt()
+    assert [ask(b"b", 0), ask(b"a", 1), ask(b"a", 2)] == [1, 0, 2]
+
+
+def test_of_a_program_that_goes_on_the_last_answers_are_kept() -> None:
+    """The others, and what is too large, are refused and not called twice."""
+    effects, half = CallEffects(), [memoryview(bytes(1 << 19))]
+    for place in range(4):
+        effects.answer_once(lambda: (0, half), place)
+    assert effects.answer_once(lambda: pytest.fail("called"), 3) == (0, half)
+    large = [memoryview(bytes(1 << 21))]
+    assert effects.answer_once(lambda: (4, large), 4) == (4, large)
+    for place in (0, 4):
+        with pytest.raises(CallbackError, match="not called twice"):
+            effects.answer_once(lambda: pytest.fail("called"), place)

@@ -162,7 +162,7 @@ def _replies() -> list[bytes]:
             for kind, content in events
         ],
         frames(encode_request(1, "describe", (b"k" * 16,)), encode_request(2, "code", (b"f",))),
-        frames(encode_request(1, "callback", (1, SKELETON, b"", 1))),
+        frames(encode_request(1, "callback", (1, SKELETON, b"", 1, 0, 0))),
     ]
 
 

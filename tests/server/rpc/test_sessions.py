@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Callable
@@ -119,6 +120,10 @@ class Left:
         self.phase = phase
         self.is_ordered = is_ordered
         self.is_cancelled = False
+        self.awaited_since: float | None = None
+
+    def stop_waiting(self, before: float = math.inf) -> None:
+        self.awaited_since = before
 
     def cancel(self) -> None:
         self.is_cancelled = True
@@ -139,6 +144,7 @@ def test_when_nobody_can_come_back_what_has_not_begun_is_given_up() -> None:
     assert not any(call.is_cancelled for call in calls)
     sessions.drain()
     assert [call.is_cancelled for call in calls] == [True, False, True]
+    assert {call.awaited_since for call in calls} == {math.inf}
     assert not of_late.is_cancelled
     sessions.close(late)
     assert of_late.is_cancelled
@@ -161,6 +167,7 @@ def test_calls_that_a_client_does_not_repeat_are_given_up() -> None:
     clock.now += 2
     sessions.poll()
     assert [call.is_cancelled for call in calls] == [True, False, False]
+    assert {call.awaited_since for call in calls} == {clock.now - 30}
     sessions.close(session)
     clock.now += 61
     sessions.poll()
