@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -12,8 +13,11 @@ from typing import Any
 
 import pytest
 
+from jaxd_server.cache.record_file import encode, read_file, read_header, write_file
+from jaxd_server.cache.shared_store import signing
 from tests.end_to_end.gates import Gate
 from tests.end_to_end.test_store import KEY, change, files, flushed
+from tests.fake_packages import FakeSite
 from tests.live_server import ROOT, LiveServer, source_environment
 
 pytestmark = pytest.mark.slow
@@ -167,6 +171,51 @@ def test_a_changed_byte_is_a_miss_and_a_warning(start: Run, store: Path) -> None
     assert said(start(PROGRAM)) == [2.0, 2.0, 1, 0, 2]
 
 
+def spoil(path: Path) -> None:
+    """Cuts a record of a store short, and signs it."""
+    sign = signing(KEY)
+    header = read_header(str(path))
+    about = header.kind, header.name, header.target
+    content, payload = read_file(str(path), *about, sign=sign)
+    write_file(str(path), encode(*about, content, payload[: len(payload) // 2], sign))
+
+
+def test_a_program_that_does_not_load_is_replaced(start: Run, store: Path) -> None:
+    """Though its signature is right: whoever finds it builds anew."""
+    said(start(PROGRAM))
+    for path in store.rglob("programs/*"):
+        spoil(path)
+    assert said(start(PROGRAM), "A program on disk cannot be loaded") == [2.0, 2.0, 0, 1, 2]
+    assert said(start(PROGRAM)) == [2.0, 2.0, 1, 0, 2]
+
+
+FULL = f"""{HEAD}
+import jaxd_server.cache.store_files as store_files
+
+def full(*_):
+    raise OSError(28, "No space left on device")
+
+if "full" in sys.argv:
+    store_files.FolderFiles.write = full
+{PROGRAM.removeprefix(HEAD)}
+"""
+
+
+def test_what_could_not_be_written_after_the_last_call_is_warned_of(
+    start: Run, tmp_path: Path
+) -> None:
+    """Once, when the process ends: what was kept before there was a store is added to it late."""
+    own = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    other = tmp_path / "other"
+    other.mkdir(mode=0o700)
+    said(start(FULL, **own))
+    late = start(FULL, "full", JAXD_STORE=str(other), **own)
+    out, err = late.communicate(timeout=120)
+    assert json.loads(out) == [2.0, 2.0, 1, 0, 2]
+    assert err.count("StoreWarning") == err.count("No space left on device") == 1, err
+    assert files(other) == {}
+
+
 OTHER_CPU = f"""{HEAD}
 import jaxd_server.compilation.disk_cache.compile_target as compile_target
 compile_target._CPU = sys.argv[1]
@@ -224,6 +273,24 @@ def test_what_cannot_be_kept_runs_in_the_process(start: Run) -> None:
     assert (out.splitlines()[0], out.count("traced"), err) == ("traced", 1, "")
     assert json.loads(out.splitlines()[-1]) == [2.0, 2.0, 0, 0, 0]
     assert said(start(CALLS_BACK, "late")) == [2.0, 2.0, 0, 0, 0]
+
+
+NAMES_PACKAGE = CALLS_BACK.replace('print("traced")', "import shelf_named")
+
+
+def test_what_cannot_be_kept_is_tried_again_with_other_packages(
+    start: Run, store: Path, tmp_path: Path
+) -> None:
+    """Those that the function names; until then nobody tries."""
+    site = FakeSite(tmp_path)
+    folders = [str(site.path), *(str(ROOT / name) for name in ("client", "server", "shared"))]
+    kept = []
+    for version in ("1", "1", "2"):
+        site.install("shelf_named", version, {"shelf_named.py": version})
+        process = start(NAMES_PACKAGE, PYTHONPATH=os.pathsep.join(folders))
+        assert said(process) == [2.0, 2.0, 0, 0, 0]
+        kept.append({path: data for path, data in files(store).items() if "/calls/" in path})
+    assert kept[0] == kept[1] != kept[2]
 
 
 WARMED = f"""{HEAD}

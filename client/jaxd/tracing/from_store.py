@@ -28,7 +28,7 @@ from jaxd.events.output import OUTPUT_EVENTS, OutputPrinter
 from jaxd.events.progress import Progress
 from jaxd.events.warnings import WarningQueue
 from jaxd.interop.jax_runtime import import_jax, runs_here
-from jaxd.interop.local_programs import LoadedPrograms, Taken, calls_here
+from jaxd.interop.local_programs import LoadedPrograms, LocalProgram, Taken, calls_here
 from jaxd.request.array_specs import encode_specs
 from jaxd.request.function_snapshot import ELSEWHERE, Refused, WalkRefusal
 from jaxd.request.process_answers import confirmed
@@ -69,6 +69,9 @@ class Programs(Protocol):
         self, recipe: Recipe, statics: StaticArgs, source: OwnProcess, emit: Emit
     ) -> Offered | NotOffered:
         """What answers calls of one kind, or why nothing does."""
+
+    def reject(self, name: bytes, reason: str) -> None:
+        """A program that was offered does not load: the next one that is built replaces it."""
 
     def close(self) -> None:
         """Writes what waits to be written."""
@@ -129,6 +132,7 @@ class StoreCalls:
         self._store = store
         self._programs: Programs | None = None
         self._known = LoadedPrograms()
+        self._rejected: set[bytes] = set()  # each step on it is atomic
         self._events = _BuildEvents()
         self._is_off = False
         self._lock = threading.Lock()  # guards _programs
@@ -242,23 +246,43 @@ class StoreCalls:
             return "it names a device"
         try:
             programs = self._opened()
-            found = self._asked(programs, spec, skeleton)
+            found = self._loaded(programs, spec, skeleton)
             if isinstance(found, NotOffered):
                 for each in (spec.snapshot, snapshots.latest()) if found.reads else ():
                     each.learn(found.reads)
                 return None if found.reads else found.reason
-            structure = structure_of_result(spec, found.form, list(found.order))
+            offered, program = found
+            structure = structure_of_result(spec, offered.form, list(offered.order))
             if structure is None:
                 return "its result is no tree of arrays to jax"
-            taken = Taken(self._known.program(found.id, *found.program), structure)
         except StoreWarning:
             raise  # the user wants it to
         except Exception as error:  # noqa: BLE001  it runs as any function of jax, which may raise
             text = f"{type(error).__name__}: {error}".splitlines()[0]
             return f"there is no program for it ({text[:_MAX_REASON]})"
-        self.built += found.is_built
-        self.loaded += not found.is_built
-        return taken
+        self.built += offered.is_built
+        self.loaded += not offered.is_built
+        return Taken(program, structure)
+
+    def _loaded(
+        self, programs: Programs, spec: FunctionSpec, skeleton: bytes
+    ) -> tuple[Offered, LocalProgram] | NotOffered:
+        """What answers such calls, loaded; one of the store that does not load is built anew.
+
+        Raises:
+            Exception: why a new one does not load, or cannot be had.
+        """
+        while True:
+            found = self._asked(programs, spec, skeleton)
+            if isinstance(found, NotOffered):
+                return found
+            try:
+                return found, self._known.program(found.id, *found.program)
+            except Exception as error:
+                if found.is_built or found.id in self._rejected:
+                    raise
+                self._rejected.add(found.id)
+                programs.reject(found.id, f"{type(error).__name__}: {error}"[:_MAX_REASON])
 
     def _asked(
         self, programs: Programs, spec: FunctionSpec, skeleton: bytes
@@ -280,8 +304,7 @@ class StoreCalls:
                 self._events.show(build)
             return found
         finally:
-            while programs.troubles:
-                warn_user(f"{programs.troubles.popleft()} {_SEE}", StoreWarning)
+            _warn_of(programs)
 
     def _opened(self) -> Programs:
         """The store; where it cannot be opened there is none from then on.
@@ -302,10 +325,16 @@ class StoreCalls:
             return self._programs
 
 
+def _warn_of(programs: Programs) -> None:
+    while programs.troubles:
+        warn_user(f"{programs.troubles.popleft()} {_SEE}", StoreWarning)
+
+
 def _close_in(process: int, programs: Programs) -> None:
     """The child of a fork leaves the builder of its parent alone."""
     if os.getpid() == process:
         programs.close()
+        _warn_of(programs)  # of what was written since the last new call
 
 
 _NO_JAX: Final = (

@@ -284,6 +284,14 @@ _FIRST_BYTES: Final = 1 << 16
 _LEASE: Final = re.compile(r"([0-9]{1,20}) [0-9a-f]{16} ([\w.-]{0,64})")
 _WEB: Final = frozenset({"http", "https"})
 
+_CHANGING: Final = frozenset(
+    {
+        *("Content-MD5", "Digest", "ETag", "Last-Modified", "LastModified", "VersionId", "created"),
+        *("etag", "generation", "last_modified", "md5Hash", "mtime", "updated", "version_id"),
+    }
+)
+"""What file systems of fsspec say of a file that is something else once it was replaced."""
+
 
 class UrlFiles:
     """The files of a store behind a URL: object storage, a web server, a file server.
@@ -345,10 +353,16 @@ class UrlFiles:
 
     def state(self, path: str) -> object:
         """See `StoreFiles`."""
-        try:
-            return self._ask(lambda: self._fs.ukey(path))
-        except OSError:
+        if time.monotonic() < self._away_until:
             return None
+        try:
+            self._fs.invalidate_cache(path)
+            facts = dict(self._fs.info(path))
+        except Exception:  # noqa: BLE001  whatever a file system says of a file that it has not
+            return None
+        # not every web server says anything that changes with a file
+        minute = 0 if _CHANGING & facts.keys() else time.monotonic() // _AWAY_S
+        return repr(sorted(facts.items(), key=str)), minute
 
     def write(self, path: str, pieces: tuple[bytes, ...]) -> None:
         """See `StoreFiles`."""

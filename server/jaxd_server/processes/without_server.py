@@ -82,6 +82,7 @@ class StorePrograms:
         self.troubles: deque[str] = deque(maxlen=_MOST_TROUBLES)
         counters = Counters()
         self._cache = cache
+        self._packages = packages
         self._functions = Functions(program_cache=cache, receiving=_refuse)
         self._building: BuildPolicy | None = None
         if jax.default_backend() == "cpu":
@@ -144,7 +145,11 @@ class StorePrograms:
             made = self._source.make(request)
         except _NotBuiltHere as error:
             if self._building.is_refused(request.function):
-                self._cache.keep_obstacle(request.function, name, request.recorded)
+                recorded, modules = request.recorded, request.function.modules
+                packages = self._packages.dependencies(
+                    modules, (request.skeleton, *recorded.pickles)
+                )
+                self._cache.keep_obstacle(request.function, name, recorded, packages)
             return NotOffered(str(error))
         executable = made.executable
         if made.was_compiled:
@@ -178,6 +183,10 @@ class StorePrograms:
         is_built = name in self._built
         self._built.discard(name)
         return Offered(name, program, form.skeleton, form.order, is_built)
+
+    def reject(self, name: bytes, reason: str) -> None:
+        """A program that was offered does not load: the next one that is built replaces it."""
+        self._cache.reject_program(name, reason)
 
     def close(self) -> None:
         """Writes what waits to be written, and ends the builder."""

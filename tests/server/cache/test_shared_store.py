@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -24,10 +25,10 @@ import pytest
 from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.network.tokens import read_store_key
 from jaxd_protocol.pytree import dump_literal
-from jaxd_server.cache import shared_store
+from jaxd_server.cache import shared_store, store_files
 from jaxd_server.cache.directory import Directory, Kind
 from jaxd_server.cache.record_file import FORMAT, Header, Record
-from jaxd_server.cache.shared_store import SharedStore, Waiting, open_shared_store
+from jaxd_server.cache.shared_store import SharedStore, Waiting, open_shared_store, signing
 from jaxd_server.cache.store_files import FolderFiles, UrlFiles
 from jaxd_server.cache.writer import Troubles
 
@@ -370,6 +371,40 @@ def test_a_web_server_is_read_and_not_written_to(
     with reader.lease(b"o" * 16, lambda: False, print) as lease:
         assert lease is None
     assert {*asked} <= {"GET", "HEAD"}
+
+
+@pytest.mark.parametrize("tells", [True, False], ids=["dated", "undated"])
+def test_a_refused_entry_of_the_web_is_read_again_once_it_is_another(
+    opened: Callable[[str], SharedStore | None],
+    tmp_path: Path,
+    web: tuple[str, list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    tells: bool,
+) -> None:
+    """By what the server says of it; where that is nothing, after a minute."""
+    pytest.importorskip("aiohttp", reason="fsspec reads the web with aiohttp")
+    address, asked = web
+    hours = [0.0]
+    clock = SimpleNamespace(**vars(time) | {"monotonic": lambda: 3600 * hours[0]})
+    monkeypatch.setattr(store_files, "time", clock)
+    if not tells:
+        monkeypatch.setattr(store_files, "_CHANGING", frozenset())
+    writer, reader = opened(str(tmp_path)), opened(address)
+    assert writer is not None
+    assert reader is not None
+    path = writer._directory.file("programs", NAME)
+    writer._sign, sign = signing(KEY[::-1]), writer._sign
+    writer.write("programs", NAME, RECORD)
+    assert reader.read("programs", NAME) is None
+    asked.clear()
+    assert reader.read("programs", NAME) is None
+    assert asked == ["HEAD"]
+    writer._sign = sign
+    writer.write("programs", NAME, RECORD)
+    os.utime(path, (0, 0) if tells else None)
+    hours[0] += not tells
+    assert reader.read("programs", NAME) == RECORD
 
 
 # the key -----------------------------------------------------------------------------------------

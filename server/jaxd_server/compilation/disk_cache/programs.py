@@ -218,9 +218,8 @@ class ProgramCache:
         except Exception as error:
             if programs.is_out_of_memory(error):
                 raise
-            self._troubles.warn("program_not_loaded", type(error).__name__, reason=str(error))
             if not device or isinstance(error, ValueError):  # else it may run on another
-                self.store.remove("programs", id)
+                self.reject_program(id, f"{type(error).__name__}: {error}")
             raise NotStored(id.hex()) from error
         return Program(
             id,
@@ -254,6 +253,11 @@ class ProgramCache:
             raise NotStored(id.hex())
         inputs, outputs, _, devices, *_ = record.content
         return Serialized(record.payload, inputs, outputs, tuple(devices))
+
+    def reject_program(self, id: bytes, reason: str) -> None:  # noqa: A002
+        """Removes a program whose bytes cannot be loaded; the next one takes its place."""
+        self._troubles.warn("program_not_loaded", reason.partition(":")[0], reason=reason)
+        self.store.remove("programs", id)
 
     def distrust_program(self, id: bytes) -> None:  # noqa: A002
         """Stops loading a program that failed to run; its file stays until a new one replaces it.
@@ -320,10 +324,10 @@ class ProgramCache:
     def _usable(self, name: bytes) -> CallRecord | None:
         """The record of a call, if it has a program and its packages are the same."""
         kept = self._read_call(name)
-        if kept is None or kept.obstacle is not None:
+        if kept is None:
             return None
         if self._environments.is_current(kept.environment):
-            return kept
+            return kept if kept.obstacle is None else None
         other = self.store.read_other("calls", name)  # for the packages as they are now, perhaps
         kept = self._call_in(name, other)
         if other is None or kept is None or kept.obstacle is not None:
@@ -335,16 +339,29 @@ class ProgramCache:
 
     def _is_not_waited_for(self, name: bytes) -> bool:
         """Whether the program of a call is there, or cannot be kept by anybody."""
-        kept = self._read_call(name)
-        return (kept is not None and kept.obstacle is not None) or self.has(name)
+        return self.obstacle(name) is not None or self.has(name)
 
     def obstacle(self, name: bytes) -> str | None:
-        """Why the program of a call cannot be kept; None where it can, or nothing is known."""
-        kept = self._read_call(name)
-        return None if kept is None else kept.obstacle
+        """Why the program of a call cannot be kept, with the packages as they are now.
 
-    def keep_obstacle(self, function: Function, name: bytes, call: RecordedCall) -> None:
-        """Writes down that only the process that calls a function can build it for a call."""
+        None where it can, or nothing is known.
+        """
+        kept = self._read_call(name)
+        if kept is None or kept.obstacle is None:
+            return None
+        return kept.obstacle if self._environments.is_current(kept.environment) else None
+
+    def keep_obstacle(
+        self, function: Function, name: bytes, call: RecordedCall, packages: Dependencies
+    ) -> None:
+        """Writes down that only the process that calls a function can build it for a call.
+
+        Args:
+            function: the function.
+            name: of the call.
+            call: the call.
+            packages: those that it may depend on; it is tried again when they are others.
+        """
         described = function.described
         kept = CallRecord(
             function.name,
@@ -359,7 +376,7 @@ class ProgramCache:
             0.0,
             0.0,
             time.time(),
-            self._environments.keep(()),
+            self._environments.keep(packages),
             "",
         )
         self.store.write("calls", name, kept.to_content())

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from jaxd_protocol.messages.recorded_reads import ProcessRead
-from jaxd_protocol.packages.distributions import changed_since_first_seen
+from jaxd_protocol.packages.distributions import changed_since_first_seen, package_of
 from jaxd_server.cache.directory import Directory
 from jaxd_server.cache.shared_store import SharedStore
 from jaxd_server.cache.store import open_store
@@ -161,3 +161,22 @@ def test_servers_learn_from_each_other_what_a_function_reads(
         cache.keep_reads(OLD, (read,))
         cache.flush()
     assert mine.reads(OLD) == others.reads(OLD) == open_member("third").reads(OLD) == (one, two)
+
+
+def test_an_obstacle_lasts_as_long_as_the_packages_that_it_may_depend_on(
+    open_harness: Open, site: FakeSite
+) -> None:
+    """With other ones it is tried again."""
+    site.install("shelf_lone", "1", {"shelf_lone.py": "1"})
+    package, harness, source = package_of("shelf_lone"), open_harness(), Source(step)
+    harness.value(source, X)
+    _, kept = kept_one(harness)
+    program_cache, function = harness.program_cache, function_in(harness, source)
+    assert program_cache is not None
+    assert package is not None
+    program_cache.keep_obstacle(function, NEW, kept.recorded, (("shelf_lone", package),))
+    assert program_cache.obstacle(NEW) == "only where it is called"
+    assert not program_cache.has(NEW)
+    site.install("shelf_lone", "2", {"shelf_lone.py": "22"})
+    changed_since_first_seen()
+    assert program_cache.obstacle(NEW) is None
