@@ -102,6 +102,34 @@ def test_another_kind_of_device_compiles_by_itself(
     assert "no compiler for" in function.why(X).place
 
 
+def test_a_program_that_does_not_load_is_made_here(
+    server: LiveServer, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And `why` says so."""
+
+    def scaled(x: Any) -> Any:
+        return jnp.sin(x) * 5
+
+    same(client.persistent_call(scaled)(X), jax.jit(scaled)(X))
+    here.wait_for_programs()
+    load, loads = here.LoadedPrograms.program, list[int]()
+
+    def fails_once(*given: Any) -> Any:
+        loads.append(len(loads))
+        if not loads[-1]:
+            raise ValueError("damaged")
+        return load(*given)
+
+    monkeypatch.setattr(here.LoadedPrograms, "program", fails_once)
+    with connect(server.unix, place="here") as other:
+        later = other.persistent_call(scaled)
+        same(later(X), jax.jit(scaled)(X))
+        assert later.why(X).place == (
+            "here: its program is loaded in this process. The server gave none: its program cannot "
+            "be loaded here (ValueError: damaged)"
+        )
+
+
 def test_status_and_info_say_so(server: LiveServer) -> None:
     """For people, and for `jaxd doctor`."""
     done = run_client(

@@ -136,6 +136,7 @@ class LocalCalls:
         pending: by skeleton, what was traced here and is not settled; see `OwnMiss`.
         jitted: what answers calls whose arguments cannot be described; None: there were none.
         alone: by skeleton, why what was traced here is for this process alone.
+        ungiven: by skeleton, why the server gave no program that it could have.
         is_due: whether any calls have a program here, or the next one may take it.
     """
 
@@ -147,6 +148,7 @@ class LocalCalls:
         self.pending = BoundedDict[bytes, "OwnMiss"](_MAX_PROGRAMS)
         self.jitted: Jitted | None = None
         self.alone = BoundedDict[bytes, str](_MAX_PROGRAMS)
+        self.ungiven = BoundedDict[bytes, str](_MAX_PROGRAMS)
         self.asked = BoundedDict[bytes, int](_MAX_PROGRAMS)
         self.waited_s = BoundedDict[bytes, float](_MAX_PROGRAMS)
         self.unfit = BoundedDict[bytes, None](_MAX_PROGRAMS)
@@ -582,14 +584,19 @@ class HereCaller(Caller):
         if self.session.has_device:
             local.answered[skeleton] = None
             return None
-        with suppress(Exception):  # whatever it is, the function is traced here
+        reason = "it gives none"
+        try:
             misses.warm(spec, skeleton)
             self._take(local, spec, skeleton, _ANY_SIZE)
+        except Exception as error:  # noqa: BLE001  whatever it is, the function is traced here
+            reason = f"{type(error).__name__}: {error}".splitlines()[0][:_MAX_REASON]
         self._check_unchanged(spec)
-        found = local.found.pop(skeleton, "")
+        found = local.found.pop(skeleton, reason)
         if isinstance(found, Taken):
             local.found[skeleton] = found
-        return found if isinstance(found, Taken) else "it gives none"
+            return found
+        local.ungiven[skeleton] = found if isinstance(found, str) else reason
+        return reason
 
     def _run_traced(
         self,
@@ -683,11 +690,13 @@ class HereCaller(Caller):
         return self._placed_by(call.spec.local, call.skeleton)
 
     def _placed_by(self, local: LocalCalls, skeleton: bytes) -> str:
-        found = local.found.get(skeleton)
+        found, ungiven = local.found.get(skeleton), local.ungiven.get(skeleton, "")
         if isinstance(found, str):
             return f"server: {found}"
+        if ungiven:
+            ungiven = f". The server gave none: {ungiven}"
         if isinstance(found, Jitted):
-            return f"here: jax of this process has compiled it: {found.reason}"
+            return f"here: jax of this process has compiled it: {found.reason}{ungiven}"
         if found is None:
             is_missed = self._misses is not None and local.is_missed(skeleton)
             return _UNKNOWN if is_missed else _FOR_NOW
@@ -695,7 +704,7 @@ class HereCaller(Caller):
         alone = local.alone.get(skeleton, "")
         if alone:
             alone = f". It was traced here, and is for this process alone: {alone}"
-        return f"here: its program is loaded in this process{unfit}{alone}"
+        return f"here: its program is loaded in this process{unfit}{alone}{ungiven}"
 
     def _stays(self, call: CallRequest) -> str | None:
         """Why a call goes to the server by the options of its function; None where it need not."""
