@@ -22,9 +22,9 @@ from jaxd.errors import ConfigurationError, NotPermitted, ValuesDied, WorkerLost
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.rpc.services import checkpoints
 from tests.end_to_end.gates import Gate
-from tests.end_to_end.several_devices import spread_out
+from tests.end_to_end.several_devices import EIGHT, spread_out
 from tests.end_to_end.steps import kill
-from tests.live_server import LiveServer
+from tests.live_server import LiveServer, run_client, source_environment
 from tests.server.in_process import InProcessServer
 from tests.server.staging import until
 
@@ -493,6 +493,37 @@ def test_a_sharded_state_comes_back_where_it_was(eight: LiveServer, tmp_path: Pa
         np.testing.assert_array_equal(np.asarray(one["w"]), np.asarray(other["w"]))
         assert int(one["n"]) == int(other["n"]) == 3
         assert client.statistics().compiles == compiles
+
+
+DONATES = """
+import sys
+import jax, jax.numpy as jnp, numpy as np
+import orbax.checkpoint as ocp
+from jaxd_server.rpc.services import checkpoints
+
+mesh = jax.sharding.Mesh(np.array(jax.devices()), ("i",))
+where = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("i"))
+state = {"sharded": jax.device_put(jnp.arange(1 << 16), where), "whole": jnp.ones(1 << 14)}
+with ocp.StandardCheckpointer() as checkpointer:
+    checkpointer.save(sys.argv[1], state)
+found = checkpoints._Stored.read(sys.argv[1]).load(sys.argv[1])
+
+def places(array):
+    return [shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards]
+
+for name in sorted(found):
+    before = places(found[name])
+    after = places(jax.jit(lambda x: x + 1, donate_argnums=0)(found.pop(name)))
+    print(*name, len(after), before == after)
+"""
+
+
+@pytest.mark.slow
+def test_a_step_takes_the_memory_of_what_was_restored(tmp_path: Path) -> None:
+    """Where it is given the state for good, as of one that a program has made."""
+    environment = source_environment(tmp_path) | EIGHT
+    done = run_client(DONATES, str(tmp_path / "one"), environment=environment)
+    assert done.stdout.splitlines() == ["sharded 8 True", "whole 1 True"], done.stderr
 
 
 def _moved(client: Client) -> int:

@@ -43,7 +43,7 @@ from jaxd_server.execution.call import Reply
 from jaxd_server.jax_compat.placement import placed
 from jaxd_server.rpc.services.values import skeleton_of, spec_of
 from jaxd_server.runtime.logs import log_event
-from jaxd_server.runtime.system_memory import host_spare, release_memory
+from jaxd_server.runtime.system_memory import host_spare, release_memory, trim
 from jaxd_server.values.references import ReferencedData, copy_of
 from jaxd_server.values.value import Value
 
@@ -466,6 +466,7 @@ class _Stored(NamedTuple):
             found = _read(ocp, target, tree, 3 * largest)
         flat = {_name_of(path): x for path, x in jax.tree_util.tree_flatten_with_path(found)[0]}
         del found
+        release_memory()  # orbax has circles, which hold the arrays as well
         keys = {tuple(name): impl for name, impl in self.kinds.get("keys", ())}
         weak, committed = (set(map(tuple, self.kinds.get(k, ()))) for k in ("weak", "committed"))
         for name, leaf in self.leaves.items():
@@ -477,6 +478,8 @@ class _Stored(NamedTuple):
             elif isinstance(array, np.ndarray) or len(array.devices()) == 1:
                 array = _as_put(array, weak=name in weak, committed=name in committed)
             flat[name] = array
+        array = None  # or the last one would be there twice
+        _take_into_own_memory(flat)
         return flat
 
 
@@ -497,10 +500,45 @@ def _read(ocp: Any, target: str, tree: Any, largest_part: int) -> Any:
 
 def _as_put(array: Any, *, weak: bool, committed: bool) -> Any:
     """An array of one device, where arrays of this thread are put."""
-    if committed:
-        return jax.device_put(array, next(iter(copy_of(np.zeros(()))).devices()))
     data = np.asarray(array)
+    if committed:
+        own = copy_of(data)
+        return jax.device_put(own, next(iter(own.devices())))
     return weak_array(data) if weak else copy_of(data)
+
+
+def _is_sharded_on_host(array: Any) -> bool:
+    """Whether an array is spread over several devices of a CPU."""
+    return isinstance(array, jax.Array) and {
+        len(array.devices()) > 1,
+        *(device.platform == "cpu" for device in array.devices()),
+    } == {True}
+
+
+def _take_into_own_memory(arrays: dict[Name, Any]) -> None:
+    """Copies sharded arrays into memory of jax's, shard by shard.
+
+    orbax has read them into memory of numpy's, which jax gives to no program: a step that is given
+    the state for good would take as much again, a device at a time.
+    """
+    freed = 0
+    for name in [name for name, array in arrays.items() if _is_sharded_on_host(array)]:
+        arrays[name] = _in_own_memory(arrays, name)
+        freed += arrays[name].nbytes
+        if freed > _AT_ONCE:  # else it stays with the threads that have read it
+            trim()
+            freed = 0
+
+
+def _in_own_memory(arrays: dict[Name, Any], name: Name) -> Any:
+    """A copy of an array, which is taken out."""
+    array = arrays.pop(name)
+    shape, sharding = array.shape, array.sharding
+    parts = [shard.data for shard in array.addressable_shards]
+    del array
+    for index in range(len(parts)):
+        parts[index] = jax.block_until_ready(jax.device_put(parts[index], may_alias=False))
+    return jax.make_array_from_single_device_arrays(shape, sharding, parts)
 
 
 def _sharding(leaf: _Leaf) -> Any:
