@@ -664,6 +664,16 @@ def test_what_is_kept_is_told(start_live: Callable[..., LiveServer]) -> None:
         assert kept.is_on
         assert kept.lost_with_worker == {"they were found by a name": 4 * LARGE}
         assert (kept.snapshot_bytes, kept.snapshot_age_s, kept.stopped) == (0, None, "")
+        ask = client.caller.session.ask
+        assert ask("values")["kept"] == []
+        recovery = client.caller.session.values().recovery
+        assert recovery is not None
+        recovery().snapshots.make_due()
+        client.persistent_call(lambda x: x + 1)(state[0]).block_until_ready()
+        (told,) = ask("values")["kept"]
+        assert (told["process"], told["snapshot_bytes"]) == (str(os.getpid()), 4 * LARGE)
+        assert told["snapshot_age_s"] >= 0.0
+        assert told["lost_with_worker"] == {}
         del state
 
 

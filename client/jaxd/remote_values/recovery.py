@@ -7,6 +7,7 @@ them, in their order and without their effects.
 from __future__ import annotations
 
 import heapq
+import json
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -80,6 +81,14 @@ NOT_KEPT_OBSTACLE: Final = (
     "both kept)"
 )
 
+_MOST_REASONS: Final = 5
+_MAX_REASON: Final = 200
+_TOLD: Final = (
+    *("limit_bytes", "call_bytes", "snapshot_bytes", "snapshot_age_s", "snapshot_seconds"),
+    *("stopped", "calls", "lost_with_worker"),
+)
+"""What `jaxd values` shows."""
+
 T = TypeVar("T")
 Full = TypeVar("Full", Busy, ValuesFull)
 
@@ -145,7 +154,7 @@ class Recovery:
         settings: RecoverySettings,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.snapshots = Snapshots(store, settings, clock)
+        self.snapshots = Snapshots(store, settings, clock, self._tell)
         self._kept = self.snapshots.kept
         self._keeps_calls = settings.keeps_calls
         self._store = store
@@ -259,6 +268,15 @@ class Recovery:
             lost_with_worker={why: nbytes for why, nbytes in lost.items() if nbytes},
             keeps_calls=self._keeps_calls,
         )
+
+    def _tell(self) -> None:
+        """Tells the server what is kept, which shows it with the arrays."""
+        kept = self.report()
+        most = sorted(kept.lost_with_worker.items(), key=lambda each: -each[1])[:_MOST_REASONS]
+        lost = {why[:_MAX_REASON]: nbytes for why, nbytes in most}
+        stopped = kept.stopped[:_MAX_REASON]
+        told = kept._replace(lost_with_worker=lost, stopped=stopped)._asdict()
+        self._store.tell_kept(json.dumps({name: told[name] for name in _TOLD}))
 
     # after the worker has ended ----------------------------------------------------------------
 

@@ -79,6 +79,9 @@ class RecoverableStore(Protocol):
     def write(self, arrays: Mapping[str, RemoteArray], path: str, token: str) -> None:
         """Has the worker write arrays that are computed, by name, into a new folder."""
 
+    def tell_kept(self, text: str) -> None:
+        """Tells the server what is kept, for `jaxd values`."""
+
     def settle(self, deadline: float) -> None:
         """Waits for all calls in flight, whatever becomes of them.
 
@@ -162,6 +165,7 @@ class Snapshots:
         store: the arrays.
         settings: how often, and how much.
         clock: seconds that only grow.
+        on_end: called after each, taken or not.
 
     Attributes:
         kept: counts what is kept.
@@ -170,7 +174,11 @@ class Snapshots:
     """
 
     def __init__(
-        self, store: RecoverableStore, settings: RecoverySettings, clock: Callable[[], float]
+        self,
+        store: RecoverableStore,
+        settings: RecoverySettings,
+        clock: Callable[[], float],
+        on_end: Callable[[], object] = lambda: None,
     ) -> None:
         self.kept = KeptBytes(settings.max_bytes, self.make_due)
         self.last: LastSnapshot | None = None
@@ -179,6 +187,7 @@ class Snapshots:
         self._folder = SnapshotFolder()
         self._interval_s = settings.interval_s or math.inf
         self._clock = clock
+        self._on_end = on_end
         self._due = clock() + self._interval_s
         self._earliest = 0.0
         self._has_warned = False
@@ -210,6 +219,7 @@ class Snapshots:
                     self._take()
                 finally:
                     self._plan_next(began)
+                    self._on_end()
         finally:
             self._lock.release()
 

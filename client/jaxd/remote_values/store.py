@@ -341,6 +341,10 @@ class RemoteStore:
         for part in _fetch_groups(arrays):
             yield from self._fetch(part)
 
+    def tell_kept(self, text: str) -> None:
+        """Tells the server what is kept to make the arrays again."""
+        self._uplink.notify(self, "kept", text)
+
     def _send_releases(self, ids: bytes) -> bool:
         # Chosen before it is looked whether calls were lost: over the next connection these come
         # first, which make such values, or take them for good.

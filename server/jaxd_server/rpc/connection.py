@@ -23,6 +23,7 @@ from rpyc.core.service import VoidService
 from jaxd_protocol.errors import Busy, JaxdError, ProtocolError, RemoteError
 from jaxd_protocol.messages.calls import FAILED
 from jaxd_protocol.messages.failures import encode_failure
+from jaxd_protocol.messages.report import kept_report
 from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, Frame, Value
 from jaxd_protocol.wire.stream import AdaptiveWait
 from jaxd_server.execution.call import Reply
@@ -48,6 +49,7 @@ _OF_DEVICES: Final = frozenset({"put", "restore", "fetch", "part"})
 
 _MAX_NAME: Final = 64
 _MAX_REPORTED: Final = 1 << 40
+_MAX_REPORT: Final = 8192
 _OF_FALLBACKS: Final = ("fallback_calls", "fallback_functions")
 _OF_VERIFICATION: Final = ("verified_programs", "stale_programs", "incomparable_programs")
 
@@ -166,6 +168,7 @@ class ServerConnection(BulkConnection):
             "drop": self._session_state.drop,
             "unshare": self._session_state.forget_blocks,
             "bye": self._session_state.end_session,
+            "kept": self._note_kept,
             "fell_back": partial(self._count_reported, _OF_FALLBACKS),
             "verified": partial(self._count_reported, _OF_VERIFICATION),
         }
@@ -276,6 +279,23 @@ class ServerConnection(BulkConnection):
         trace = None if log is None else ConnectionTrace(log, label)
         self._trace = self._calls.trace = self._send_queue.trace = trace
         return json.dumps(clock())
+
+    def _note_kept(self, text: Value) -> None:
+        """Keeps what the client says that it has of its arrays, to show it.
+
+        Raises:
+            ProtocolError: when it is no such report.
+        """
+        try:
+            if type(text) is not str or len(text) > _MAX_REPORT:
+                raise ValueError(type(text))  # noqa: TRY301  as what is no report
+            self._session.values.kept = {
+                **kept_report(json.loads(text)),
+                "process": self._session.process,
+                "at": time.time(),
+            }
+        except (RecursionError, TypeError, ValueError) as error:
+            raise ProtocolError("the client reports something that it cannot keep.") from error
 
     def _count_reported(self, names: tuple[str, ...], *counts: Value) -> None:
         """Counts what happened in the client's process, as far as a client can be believed.

@@ -375,6 +375,12 @@ class ValueStore:
             self._forget_expired()
             return self._rows(principal)
 
+    def kept(self, principal: str) -> list[dict[str, Any]]:
+        """What the clients of a principal that have values keep to make them again."""
+        with self._lock:
+            found = [each.kept for each in self._sessions if each.principal == principal]
+        return sorted(filter(None, found), key=lambda each: -each["at"])
+
     def _rows(self, principal: str) -> list[dict[str, Any]]:
         return holder_rows(
             principal, self._names, self._sessions, self._room.values.used_by, self._clock()

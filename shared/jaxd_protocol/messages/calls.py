@@ -26,10 +26,11 @@ Each line is an rpyc request to the peer's root; `[…]` is sent as buffers besi
       cancel(number)                          cancels a call; no reply of its own, but the call is
                                               answered all the same
       fell_back(calls, functions)             so many ran in the client's process; no reply
+      kept(report)                     what is kept to make arrays again, JSON; no reply
       verified(programs, stale, incomparable)           so many were compared there; no reply
       bye()                                   ends the client's session; no reply
       name(name, skeleton, ids, ttl_s) → (OK,)          named(name, number) → (OK, skeleton)
-      unname(name) → (OK, did it exist)       values() → JSON {holders, totals}
+      unname(name) → (OK, did it exist)       values() → JSON {holders, totals, kept}
       save(token, path, names, ids, overwrite) → (OK, is it complete)
               writes values as a checkpoint; names: JSON, for each value a list of texts
       saved(token, path) → (OK, True)         when that is complete

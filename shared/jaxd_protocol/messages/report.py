@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Self
+from math import isfinite
+from typing import Any, Final, Self
 
 from jaxd_protocol.errors import ProtocolError
 
@@ -32,6 +33,32 @@ class Use:
     def __add__(self, other: Use) -> Use:
         """Both together."""
         return Use(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(Use)))
+
+
+_KEPT_NUMBERS: Final = (
+    *("limit_bytes", "call_bytes", "snapshot_bytes", "snapshot_seconds", "snapshot_age_s", "calls"),
+)
+
+
+def kept_report(found: Any) -> dict[str, Any]:
+    """What a client says that it keeps to make its arrays again, without anything else.
+
+    Args:
+        found: numbers, why there are no more snapshots, and why how many bytes cannot be made.
+
+    Raises:
+        ValueError: when it is something else.
+    """
+    values = dict(found)
+    numbers = {name: values.get(name) for name in _KEPT_NUMBERS}
+    lost = dict(values.get("lost_with_worker") or {})
+    texts = [str(values.get("stopped") or ""), *map(str, lost)]
+    for each in (*filter(lambda each: each is not None, numbers.values()), *lost.values()):
+        if type(each) not in (int, float) or not isfinite(each):
+            raise ValueError(each)
+    if not all(text.isprintable() for text in texts):
+        raise ValueError("a text has characters that cannot be shown")
+    return {**numbers, "stopped": texts[0], "lost_with_worker": lost}
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Mapping
 from typing import Any, Final
 
 from jaxd.cli.query import add_query_options, ask_server, print_report
@@ -31,9 +32,7 @@ class Values:
             JaxdError: when a server runs but does not answer.
         """
         report = ask_server(arguments.server, "values")
-        return print_report(
-            arguments, report, lambda: _table_text(report["holders"], report["totals"])
-        )
+        return print_report(arguments, report, lambda: _table_text(report))
 
 
 _AFTER_A_DEATH: Final = (
@@ -41,14 +40,29 @@ _AFTER_A_DEATH: Final = (
 )
 
 
-def _table_text(rows: Sequence[Row], totals: Row) -> str:
+def _table_text(report: Row) -> str:
+    rows, totals = report["holders"], report["totals"]
     if not rows:
         return "no arrays stay on the server"
     count = "1 array" if totals["values"] == 1 else f"{totals['values']:,} arrays"
     limit = f" of {size(totals['limit_bytes'])}" if totals["limit_bytes"] else ""
     head = ("what", "arrays", "size", "oldest", "ends in")
     total = f"{count}, {size(totals['bytes'])}{limit}"
-    return f"{table([head, *map(_holder_cells, rows)])}\n{total}\n{_AFTER_A_DEATH}"
+    kept = [line for each in report.get("kept", ()) for line in _kept_lines(each)]
+    return "\n".join([table([head, *map(_holder_cells, rows)]), total, *(kept or [_AFTER_A_DEATH])])
+
+
+def _kept_lines(kept: Row) -> list[str]:
+    """What a process keeps to make its arrays again, and what it could not make."""
+    name = f"process {kept['process']}" if kept["process"] else "a process"
+    first = f"{name} keeps {size(kept['snapshot_bytes'])} in snapshots"
+    if kept["snapshot_age_s"] is not None:
+        age_s = max(0.0, time.time() - kept["at"]) + kept["snapshot_age_s"]
+        first += f", the last one {ago(age_s)}, which took {duration(kept['snapshot_seconds'])}"
+    first += f"; {size(kept['call_bytes'])} of calls, of {size(kept['limit_bytes'])} in all"
+    stopped = [f"  no more snapshots: {kept['stopped']}"] if kept["stopped"] else []
+    lost = kept["lost_with_worker"].items()
+    return [first, *stopped, *(f"  cannot make again {size(n)}: {why}" for why, n in lost)]
 
 
 def _holder_cells(row: Row) -> tuple[str, ...]:

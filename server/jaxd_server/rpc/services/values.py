@@ -175,7 +175,8 @@ class ValueService:
             "bytes": self._values.nbytes,
             "limit_bytes": self._values.limit,
         }
-        return json.dumps({"holders": rows, "totals": totals}), ()
+        kept = self._values.kept(self._own.principal)
+        return json.dumps({"holders": rows, "totals": totals, "kept": kept}), ()
 
 
 def _is_flat(layout: Layout) -> bool:

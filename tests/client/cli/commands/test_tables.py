@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -171,3 +172,30 @@ def test_the_order_can_be_chosen(sort: str, first: str, capsys: pytest.CaptureFi
     assert json.loads(capsys.readouterr().out)["functions"][0]["name"] == first
     assert main(["functions", "--sort", sort]) == 0
     assert rows(capsys.readouterr().out)[1].split("  ")[1] == first
+
+
+def test_what_clients_keep_is_told(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
+    """With its age and cost, and what they could not make again."""
+    kept = {
+        "process": "42",
+        "at": time.time() - 60,
+        "limit_bytes": 10**9,
+        "call_bytes": 2000,
+        "snapshot_bytes": 20_000_000,
+        "snapshot_age_s": 120.0,
+        "snapshot_seconds": 0.5,
+        "stopped": "",
+        "calls": 3,
+        "lost_with_worker": {"they were found by a name": 4000},
+    }
+    ended = {**kept, "process": "", "snapshot_age_s": None, "stopped": "each takes 20 s"}
+    server.answers["values"] = {**ANSWERS["values"], "holders": [KEPT], "kept": [kept, ended]}
+    snapshots, calls = "20 MB in snapshots", "2 kB of calls, of 1 GB in all"
+    assert main(["values"]) == 0
+    assert capsys.readouterr().out.splitlines()[3:] == [
+        f"process 42 keeps {snapshots}, the last one 3 min ago, which took 0.50 s; {calls}",
+        "  cannot make again 4 kB: they were found by a name",
+        f"a process keeps {snapshots}; {calls}",
+        "  no more snapshots: each takes 20 s",
+        "  cannot make again 4 kB: they were found by a name",
+    ]
