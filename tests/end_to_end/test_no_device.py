@@ -14,6 +14,7 @@ import pytest
 
 from jaxd import Client, connect
 from jaxd.errors import PlaceRefused
+from jaxd.interop.local_programs import LoadedPrograms
 from jaxd.tracing import here
 from tests.end_to_end.counting import costs
 from tests.end_to_end.test_here import EDITS, Edit, same
@@ -112,7 +113,7 @@ def test_a_program_that_does_not_load_is_made_here(
 
     same(client.persistent_call(scaled)(X), jax.jit(scaled)(X))
     here.wait_for_programs()
-    load, loads = here.LoadedPrograms.program, list[int]()
+    load, loads = LoadedPrograms.program, list[int]()
 
     def fails_once(*given: Any) -> Any:
         loads.append(len(loads))
@@ -120,7 +121,7 @@ def test_a_program_that_does_not_load_is_made_here(
             raise ValueError("damaged")
         return load(*given)
 
-    monkeypatch.setattr(here.LoadedPrograms, "program", fails_once)
+    monkeypatch.setattr(LoadedPrograms, "program", fails_once)
     with connect(server.unix, place="here") as other:
         later = other.persistent_call(scaled)
         same(later(X), jax.jit(scaled)(X))

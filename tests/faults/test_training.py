@@ -318,16 +318,19 @@ def test_the_server_cannot_be_reached_again_and_again(start_live: StartLive) -> 
 
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("snapshots_each_second")
-def test_jax_is_installed_again(start_live: StartLive, tmp_path: Path) -> None:
+@pytest.mark.parametrize("package", ["jax", "jaxd"])
+def test_a_package_is_installed_again(start_live: StartLive, tmp_path: Path, package: str) -> None:
     """As `pip install --force-reinstall` does it, and then the worker is killed: the same bits."""
     site = tmp_path / "site-packages"
-    _install_jax(site)
+    _install(package, site)
     folders = [str(site), *(str(ROOT / part) for part in ("client", "server", "shared"))]
+    if package == "jaxd":
+        del folders[1:]
     server, steps = start_live(PYTHONPATH=os.pathsep.join(folders)), 60
 
     def goes_on(number: int) -> bool:
         if number == 20:
-            _install_jax(site)
+            _install(package, site)
         if number == 40:
             kill(server)
         return number < steps
@@ -338,11 +341,14 @@ def test_jax_is_installed_again(start_live: StartLive, tmp_path: Path) -> None:
     assert str(site).encode() in Path(f"/proc/{server.worker_pid()}/environ").read_bytes()
 
 
-def _install_jax(site: Path) -> None:
-    """Puts jax's files there anew; jaxlib's stay where they are."""
+def _install(package: str, site: Path) -> None:
+    """Puts jax's files there anew, or those of jaxd; jaxlib's stay where they are."""
     home = Path(jax.__file__).parent
-    (info,) = home.parent.glob("jax-*.dist-info")
-    for source in (home, info):
+    sources = [home, *home.parent.glob("jax-*.dist-info")]
+    if package == "jaxd":
+        sources = [path.parent for path in ROOT.glob("*/jaxd*/__init__.py")]
+        assert len(sources) == 3
+    for source in sources:
         shutil.rmtree(site / source.name, ignore_errors=True)
         shutil.copytree(source, site / source.name, ignore=shutil.ignore_patterns("__pycache__"))
 
