@@ -344,7 +344,12 @@ EDITS = [
         lambda: TABLE.update(rate=6.0),
         lambda: TABLE.update(rate=3.0),
     ),
-    Edit("list", lambda x: x * sum(ITEMS), lambda: ITEMS.append(9.0), ITEMS.pop),
+    Edit(
+        "list",
+        lambda x: x * sum(ITEMS),
+        lambda: ITEMS.append(9.0),
+        lambda: ITEMS.__delitem__(slice(2, None)),
+    ),
     Edit(
         "array in place",
         lambda x: x @ WEIGHT,

@@ -225,13 +225,17 @@ class PersistentFunction(
     """See `jaxd.tracing.fallback.may_follow`."""
 
     # jax.grad(f) and functools.wraps copy what is in f.__dict__: nothing of ours may be there
-    __slots__ = ("_binding", "_derived", "_fallback", "_inline", "_jit_options", "_nnx")
+    __slots__ = (
+        *("_binding", "_derived", "_fallback", "_inline", "_jit_options", "_nnx"),
+        "_snapshots",
+    )
 
     def __init__(self, binding: FunctionBinding) -> None:
         functools.update_wrapper(self, binding.function)
         self.__wrapped__ = binding.function
         self._jit_options = binding.options.of_jit()
         self._binding = binding
+        self._snapshots = binding.snapshots
         self._derived: dict[tuple[bytes, str | None], PersistentFunction[..., Any]] = {}
         self._nnx: NnxCalls[PersistentFunction[..., Any]] | None = None
         self._inline: InlineFunction | None = None
@@ -281,6 +285,9 @@ class PersistentFunction(
         caller = call = None
         try:
             try:
+                known = self._snapshots.known
+                if known is not None and (result := known.run(args, kwargs)) is not ELSEWHERE:
+                    return result  # type: ignore[no-any-return]
                 if "flax.nnx" in sys.modules and (nnx := self._nnx_call(args, kwargs)) is not None:
                     return nnx.finish(nnx.function(*nnx.sent_args, **nnx.sent_kwargs))  # type: ignore[no-any-return]
                 binding = self._binding
@@ -297,10 +304,8 @@ class PersistentFunction(
                     return self._traced(caller, config, args, kwargs)  # type: ignore[no-any-return]
                 return caller.call(call)  # type: ignore[no-any-return]
             except Exception as error:
-                local = None
-                if caller is not None:
-                    local = self._local_run(caller, error, call, is_plain=True)
-                if local is None:
+                local = caller and self._local_run(caller, error, call, is_plain=True)
+                if not local:
                     raise
             return local(args, kwargs)  # type: ignore[no-any-return]
         except BaseException as error:

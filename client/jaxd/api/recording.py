@@ -106,6 +106,7 @@ _TIMED: Final[Mapping[str, Sequence[_Timed]]] = {
         _Timed("Submission.start", "submit", lambda each, *_: _of_function(each.binding.function)),
     ),
     "jaxd.request.function_snapshot": (_Timed("SnapshotCache.spec", "key"),),
+    "jaxd.request.known_calls": (_Timed("KnownCalls.run", "run here"),),
     "jaxd.dispatch.caller": (
         _Timed("Caller.encode", "pack"),
         _Timed("Caller.answer_request", "answer", _of_verb),

@@ -7,13 +7,14 @@ jax 0.10.2 and 0.11.2 by tests/client/interop/test_jax_settings.py.
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any, Final
 
-from jaxd_protocol.base.process import start_thread
+from jaxd_protocol.base.process import reset_after_fork, start_thread
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.jit.options import CONFIG_DEFAULTS, Config
 from jaxd_protocol.jit.settings import (
@@ -71,6 +72,10 @@ class SettingsReader:
         config = tuple(sorted(self._travelling()))
         self._recent = ((token, config), *self._recent[: _MOST_REMEMBERED - 1])
         return config
+
+    def names(self) -> frozenset[str]:
+        """Those of all settings and contexts that decide about a key."""
+        return frozenset((*self._names(), *self._outside)) - _STAY
 
     def _all(self) -> Iterator[tuple[str, Any]]:
         yield from zip(self._names(), self._trace_context(), strict=True)
@@ -154,6 +159,145 @@ def _literal(name: str, value: Any) -> Any:
     if not is_literal(value):
         raise _cannot_travel(name, value)
     return value
+
+
+# changes of settings ------------------------------------------------------------------------------
+
+DISPATCHED: Final = frozenset(
+    {
+        *CONTEXTS,
+        "layout_tracing_mode",
+        "pallas_tpu_interpret_mode_context_manager",
+        "check_vma",
+        "eager_constant_folding",
+        "jax_allow_f16_reductions",
+        "jax_auto_pcast",
+        "jax_check_static_indices",
+        "jax_custom_jvp3",
+        "jax_custom_vjp3",
+        "jax_debug_key_reuse",
+        "jax_default_matmul_precision",
+        "jax_embedded_constants_max_bytes",
+        "jax_enable_x64",
+        "jax_error_checking_behavior_divide",
+        "jax_error_checking_behavior_nan",
+        "jax_error_checking_behavior_oob",
+        "jax_explicit_x64_dtypes",
+        "jax_memory_fitting_level",
+        "jax_numpy_dtype_promotion",
+        "jax_numpy_rank_promotion",
+        "jax_optimization_level",
+        "jax_pallas_auto_assign_collective_ids",
+        "jax_pallas_auto_assign_collective_ids_limit",
+        "jax_pallas_enable_debug_checks",
+        "jax_pallas_use_mosaic_gpu",
+        "jax_ragged_dot_use_gpu_pallas_triton_lowering",
+        "jax_raise_on_ppermute_sort_diff",
+        "jax_random_seed_offset",
+        "jax_remat3",
+        "jax_remat_barrier_no_cotangents",
+        "jax_remove_size_one_mesh_axis_from_type",
+        "jax_scan3",
+        "jax_softmax_custom_jvp",
+        "jax_threefry_gpu_kernel_lowering",
+        "jax_threefry_partitionable",
+        "jax_use_direct_linearize",
+        "jax_use_emit_pipeline_primitive",
+        "jax_use_hlo_logistic_lowering",
+        "jax_use_shardy_partitioner",
+        "jax_use_simplified_jaxpr_constants",
+        "jax_xla_profile_version",
+    }
+)
+"""What jax's own dispatch, which is written in C++, tells calls apart by; all else is watched."""
+
+
+class SettingsWatch:
+    """Whether somebody has changed a setting that jax's own dispatch does not tell calls apart by.
+
+    Such as jax_debug_nans. jax calls a hook of each setting when it is changed, for the process or
+    in a context of a thread. Thread-safe; made once, and for good.
+
+    Args:
+        names: of the settings.
+
+    Attributes:
+        mark: another object after each change.
+
+    Raises:
+        LookupError: when there is one whose changes would not be noticed.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.mark = object()
+        self._inside: set[tuple[int, str]] = set()  # threads that are in a context, and of what
+        holders = {name: _settings().get(name) for name in names}
+        for name, holder in holders.items():
+            if not (_is_flag(holder) or _is_state(holder)):
+                raise LookupError(name)
+        for name, holder in holders.items():
+            if _is_flag(holder):
+                _hook(holder, "_update_hook", self._changed)
+            else:
+                _hook(holder, "_update_global_hook", self._changed)
+                noticed = functools.partial(self._changed_here, name, holder)
+                _hook(holder, "_update_thread_local_hook", noticed)
+        reset_after_fork(self)
+
+    def after_fork(self) -> None:
+        """In the child of a fork: it has the thread that forked, and no other one."""
+        own = threading.get_ident()
+        self._inside = {each for each in self._inside if each[0] == own}
+
+    def is_varied(self) -> bool:
+        """Whether threads may differ in one of these settings.
+
+        To be asked after `mark` was read, which is another one when the answer becomes another.
+        """
+        return bool(self._inside)
+
+    def _changed(self) -> None:
+        self.mark = object()
+
+    def _changed_here(self, name: str, holder: Any) -> None:
+        """A context of this thread has begun or ended."""
+        inside = threading.get_ident(), name
+        if holder.get_local() is sys.modules["jax._src.config"].config_ext.unset:
+            self._inside.discard(inside)
+        else:
+            self._inside.add(inside)
+        self.mark = object()  # last: see `is_varied`
+
+
+def _is_flag(holder: Any) -> bool:
+    """Whether it is one for the process, which has no contexts."""
+    return hasattr(holder, "_update_hook")
+
+
+def _is_state(holder: Any) -> bool:
+    hooks = "_update_global_hook", "_update_thread_local_hook", "get_local"
+    return all(hasattr(holder, name) for name in hooks)
+
+
+def _hook(holder: Any, attribute: str, notice: Callable[[], None]) -> None:
+    """Has something noticed before what jax itself does at such a change."""
+    own = getattr(holder, attribute)
+
+    def hook(value: Any) -> None:
+        notice()
+        if own is not None:
+            own(value)
+
+    setattr(holder, attribute, hook)
+
+
+@functools.cache
+def settings_watch() -> SettingsWatch | None:
+    """That of this process, which has imported jax; None where a change would not be noticed."""
+    try:
+        return SettingsWatch(SettingsReader().names() - DISPATCHED)
+    except (AttributeError, LookupError):
+        return None
 
 
 # contexts as plain data --------------------------------------------------------------------------

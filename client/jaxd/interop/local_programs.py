@@ -137,7 +137,7 @@ class FastCalls:
     Args:
         name: of the function.
         statics: its static arguments, which jax tells apart by `==`; else there are none.
-        function: what runs instead under `jax.disable_jit()`; None where nobody calls it then.
+        function: what runs instead under `jax.disable_jit()`; None: such a call is unknown.
 
     Raises:
         Exception: when this version of jax has no such thing.
@@ -155,7 +155,7 @@ class FastCalls:
         self._added = threading.local()  # what the call that runs now is to be added with
         self.call: Callable[..., Any] = sys.modules["jaxlib._jax"].pjit(
             name,
-            function,
+            _new_unknown() if function is None else function,
             self._miss,
             sorted(statics.positions),
             sorted(statics.names),
@@ -251,6 +251,11 @@ class JitCalls:
 
 def _unknown(*_: Any, **__: Any) -> Any:
     return UNKNOWN
+
+
+def _new_unknown() -> Callable[..., Any]:
+    """Another function each time: jax may keep what it knows of calls by the function."""
+    return lambda *_, **__: UNKNOWN
 
 
 class CallsHere:

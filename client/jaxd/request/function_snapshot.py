@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from jaxd.results.local_objects import LocalObjects
 from jaxd.results.reader import ResultReader
@@ -390,6 +390,13 @@ def _local_objects(name: str, walked: WalkResult) -> LocalObjects:
     return LocalObjects(name, mark, reach.numbered, found.packages, reach.objects, reach.installed)
 
 
+class RunsCalls(Protocol):
+    """Runs calls whose program is loaded; `jaxd.request.known_calls.KnownCalls`."""
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of a call; `ELSEWHERE` where it goes the long way."""
+
+
 class SnapshotCache:
     """The current snapshot of one function, renewed when the function changes. Thread-safe.
 
@@ -408,6 +415,8 @@ class SnapshotCache:
         refusal: why the function could not be walked, where its calls run here; else None.
         jit_calls: what dispatches its calls that run in this process as `jax.jit` does, and has all
             that it reads pinned; None where each call looks whether it is as it was.
+        known: runs calls whose program is loaded, as long as the function is as it was; None: each
+            call goes the long way.
     """
 
     def __init__(
@@ -420,6 +429,7 @@ class SnapshotCache:
     ) -> None:
         self.refusal: WalkRefusal | None = None
         self.jit_calls: JitCalls | None = None
+        self.known: RunsCalls | None = None
         self._function = function
         self._options = options
         self._rules = (ignored, ship, callbacks)
@@ -433,7 +443,8 @@ class SnapshotCache:
         """In the child of a fork: a thread of the parent may have held the lock."""
         if self._current is not None:
             self._current.after_fork()
-        self._lock = threading.Lock()  # guards _current and _has_warned
+        self.known = None
+        self._lock = threading.Lock()  # guards _current, known and _has_warned
 
     def of(self, function: Callable[..., Any], options: Options) -> SnapshotCache:
         """Those of another function, of which the same is ignored, sent and called back."""
@@ -442,7 +453,13 @@ class SnapshotCache:
     def clear(self) -> None:
         """Forgets what calls were pinned to: the function counts as it is now."""
         with self._lock:
-            self._current = None
+            self._current = self.known = None
+
+    def know(self, spec: FunctionSpec, known: RunsCalls) -> None:
+        """Has calls run by what knows a function, unless the function is another one by now."""
+        with self._lock:
+            if self._current is spec.snapshot:
+                self.known = known
 
     def spec(self, config: Config) -> FunctionSpec:
         """The function as it is now, under a configuration.
@@ -491,6 +508,7 @@ class SnapshotCache:
         with self._lock:
             current = self._current
             if current is None or current.installed != installed or not current.guards.hold():
+                self.known = None
                 current = self._current = self._take_snapshot(current, installed)
             warned, self._has_warned = self._has_warned, True
         if not warned:

@@ -161,7 +161,9 @@ class StoreCalls:
         if spec is None:
             return ELSEWHERE
         local: LocalCalls | None = spec.local
-        result = ELSEWHERE if local is None else local.run(args, kwargs)
+        result = ELSEWHERE
+        if local is not None:
+            result = local.run_known(snapshots, spec, config, args, kwargs)
         if result is ELSEWHERE:
             local, found = self._taken(snapshots, spec, config, args, kwargs)
             if local is not None and isinstance(found, Taken):

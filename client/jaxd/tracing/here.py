@@ -40,6 +40,7 @@ from jaxd.interop.local_programs import (
 from jaxd.interop.remote_array import RemoteArray, give_up
 from jaxd.request.array_specs import encode_specs
 from jaxd.request.function_snapshot import ELSEWHERE
+from jaxd.request.known_calls import LEARN_AFTER, learn_calls
 from jaxd.request.packing_cache import guard_content
 from jaxd.tracing.fallback import fetched
 from jaxd_protocol.base.bounded import BoundedDict
@@ -154,12 +155,14 @@ class LocalCalls:
         self.unfit = BoundedDict[bytes, None](_MAX_PROGRAMS)
         self._name = spec.snapshot.name
         self._statics = spec.statics
+        self._has_statics = bool(spec.statics)
         # a pinned function is found by the skeleton of the call, which is made first
         self._is_pinned = spec.snapshot.is_pinned
         self._fast: dict[Any, FastCalls] = {}  # by what is static
         self._kinds: frozenset[type] = frozenset()  # of arguments that jax tells apart as we do
         self._nodes: dict[type, StaticNode] = {}  # of arguments that are told apart by these
         self._resets = 0
+        self._runs = 0
 
     def may_ask(self, skeleton: bytes) -> bool:
         """Whether to ask the server for the program of such calls: it has answered enough."""
@@ -175,20 +178,42 @@ class LocalCalls:
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a call of a kind that ran here before, else `ELSEWHERE`."""
         statics: Any = None
-        if self._statics:
+        if self._has_statics:
             statics = _plain_statics(self._statics, args, kwargs)
             args, kwargs = dynamic((args, kwargs), self._statics)
         fast = self._fast.get(statics)
         if fast is None:
             return ELSEWHERE
-        kinds, nodes = self._kinds, self._nodes
+        kinds = self._kinds
         for value in (*args, *kwargs.values()) if kwargs else args:
-            if type(value) not in kinds:
-                node = nodes.get(type(value))
-                if node is None or not node.is_that_of(value):
-                    return ELSEWHERE
-        result = fast.call(*args, **kwargs)
+            if type(value) not in kinds and not self._is_known_node(value):
+                return ELSEWHERE
+        result = fast.call(*args, **kwargs) if kwargs else fast.call(*args)
         return ELSEWHERE if result is UNKNOWN else result
+
+    def run_known(
+        self,
+        snapshots: SnapshotCache,
+        spec: FunctionSpec,
+        config: Config,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """As `run`; after some of them, such calls go the short way, see `KnownCalls`.
+
+        Args:
+            snapshots: those of the function.
+            spec: the function, as it is now.
+            config: the configuration of the calling thread.
+            args: the positional arguments.
+            kwargs: those by name.
+        """
+        result = self.run(args, kwargs)
+        if result is not ELSEWHERE:
+            self._runs += 1
+            if self._runs % LEARN_AFTER == 0:
+                learn_calls(snapshots, spec, config)
+        return result
 
     def is_missed(self, skeleton: bytes) -> bool:
         """Whether it is not known yet what answers such calls."""
@@ -283,6 +308,10 @@ class LocalCalls:
                 return None
         self._kinds |= kinds
         return fast
+
+    def _is_known_node(self, value: Any) -> bool:
+        node = self._nodes.get(type(value))
+        return node is not None and node.is_that_of(value)
 
     def _knows_node(self, value: Any) -> bool:
         """Whether what is static in an object at the top of an argument is that of such calls.
@@ -468,7 +497,9 @@ class HereCaller(Caller):
         is_due = local is not None and local.is_due
         if not (spec.snapshot.is_pinned or is_due or self._misses):
             return ELSEWHERE
-        result = ELSEWHERE if local is None else local.run(args, kwargs)
+        result = ELSEWHERE
+        if local is not None:
+            result = local.run_known(snapshots, spec, config, args, kwargs)
         if result is ELSEWHERE:
             try:
                 result = self._run_described(snapshots, spec, config, args, kwargs)

@@ -54,6 +54,8 @@ class Guards:
         self._registered: dict[type, tuple[Callable[[type], Any], Any]] = {}
         self._stamp_of: Callable[[], Any] | None = None
         self._stamp: Any = None
+        self._empty: list[Any] = []  # the mappings that have nothing in them
+        self._is_more = True  # whether `_others_hold` has anything to look at
 
     # taken while walking ----------------------------------------------------------------------
 
@@ -116,10 +118,12 @@ class Guards:
 
     def variable(self, name: str, value: str | None) -> None:
         """A variable of the environment."""
+        self._is_more = True
         self._variables.append((name, value))
 
     def answer(self, ask: Callable[[], Any], answer: Any) -> None:
         """What a function without arguments returns: a plain value, compared with its type."""
+        self._is_more = True
         self._answers.append((ask, answer))
 
     def registered(self, cls: type, stamp: Callable[[], Any], state: Callable[[type], Any]) -> None:
@@ -168,37 +172,40 @@ class Guards:
             for name in pinned & table.keys():
                 del table[name]
         self._items = [each for each in self._items if id(each[0]) not in pinned]
+        full = {name: each for name, each in self._dicts.items() if each[1]}
+        self._empty = [each[0] for name, each in self._dicts.items() if name not in full]
+        others = self._cells, self._types, full, self._sequences, self._attributes, self._accesses
+        rest = self._arrays, self._variables, self._answers, self._registered
+        self._is_more = any(map(len, (*others, *rest)))
 
     # looked at before each call ---------------------------------------------------------------
 
     def hold(self) -> bool:
         """Whether nothing has changed."""
         try:
-            return (
-                self._items_hold()
-                and self._code_holds()
-                and self._containers_hold()
-                and self._rest_holds()
-            )
+            for holder, key, value in self._items:
+                if holder.get(key, MISSING) is not value:
+                    return False
+            for function, code, defaults, keywords in self._functions:
+                if (
+                    function.__code__ is not code
+                    or function.__defaults__ is not defaults
+                    or function.__kwdefaults__ is not keywords
+                ):
+                    return False
+            for mapping in self._empty:
+                if len(mapping) != 0:  # which a class of the user's may tell otherwise than `bool`
+                    return False
+            return not self._is_more or self._others_hold()
         except RuntimeError:  # something changed its size while it was looked at
             return False
 
-    def _items_hold(self) -> bool:
-        for holder, key, value in self._items:
-            if holder.get(key, MISSING) is not value:
-                return False
-        for cell, content in self._cells:  # noqa: SIM110
-            if _contents(cell) is not content:
-                return False
-        return True
+    def _others_hold(self) -> bool:
+        return self._objects_hold() and self._containers_hold() and self._rest_holds()
 
-    def _code_holds(self) -> bool:
-        for function, code, defaults, keywords in self._functions:
-            if (
-                function.__code__ is not code
-                or function.__defaults__ is not defaults
-                or function.__kwdefaults__ is not keywords
-            ):
+    def _objects_hold(self) -> bool:
+        for cell, content in self._cells:
+            if _contents(cell) is not content:
                 return False
         for value, cls in self._types:  # noqa: SIM110
             if type(value) is not cls:

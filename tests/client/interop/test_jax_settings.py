@@ -6,7 +6,12 @@ import jax
 import pytest
 from jax._src import config as private
 
-from jaxd.interop.jax_settings import SettingsReader
+from jaxd.interop.jax_settings import (
+    DISPATCHED,
+    SettingsReader,
+    SettingsWatch,
+    settings_watch,
+)
 from jaxd_protocol.errors import PackingError
 
 
@@ -72,3 +77,71 @@ def test_a_mesh_of_other_devices_cannot_travel(read: SettingsReader) -> None:
         patch.setattr(jax, "devices", list)
         with pytest.raises(PackingError, match="does not travel"):
             read()
+
+
+# changes -----------------------------------------------------------------------------------------
+
+
+def watched() -> list[str]:
+    """The settings that are watched here: what decides about a key and not about jax's dispatch."""
+    return sorted(SettingsReader().names() - DISPATCHED)
+
+
+def test_each_watched_setting_is_noticed_when_it_changes() -> None:
+    """For the process, and in a context of a thread, which ends."""
+    watch = SettingsWatch(watched())
+    holders: Any = jax.config._value_holders
+    assert "jax_default_prng_impl" in watched()
+    for name in watched():
+        mark = watch.mark
+        jax.config.update(name, holders[name].value)
+        assert watch.mark is not mark, name
+        if isinstance(holders[name], private.State):
+            mark = watch.mark
+            with holders[name](holders[name].value):
+                assert watch.mark is not mark
+                assert watch.is_varied()
+                mark = watch.mark
+                with holders[name](holders[name].value):
+                    pass
+                assert watch.is_varied()
+            assert watch.mark is not mark
+            assert not watch.is_varied(), name
+
+
+def test_what_jax_does_at_a_change_is_done() -> None:
+    """As before: it looks for NaNs from then on."""
+    SettingsWatch(["jax_debug_nans"])
+    zero = jax.numpy.zeros(())
+    with jax.debug_nans(True), pytest.raises(FloatingPointError):
+        jax.jit(lambda x: x / x)(zero)
+    assert jax.numpy.isnan(jax.jit(lambda x: x / x)(zero))
+
+
+def test_a_context_that_another_thread_is_in() -> None:
+    """Threads differ until it has ended."""
+    watch = SettingsWatch(["jax_debug_nans"])
+    inside, done = threading.Event(), threading.Event()
+
+    def elsewhere() -> None:
+        with jax.debug_nans(True):
+            inside.set()
+            assert done.wait(30)
+
+    other = threading.Thread(target=elsewhere)
+    other.start()
+    assert inside.wait(30)
+    assert watch.is_varied()
+    with jax.debug_nans(True):
+        pass
+    assert watch.is_varied()
+    done.set()
+    other.join()
+    assert not watch.is_varied()
+
+
+def test_without_the_hooks_nothing_is_watched() -> None:
+    """A jax that has moved them, or a setting that has none: calls go the long way then."""
+    with pytest.raises(LookupError, match="user_context"):
+        SettingsWatch(["jax_debug_nans", "user_context"])
+    assert settings_watch() is not None

@@ -9,8 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.core import extend_axis_env_nd
 from jax.experimental import serialize_executable
+from jax.experimental.compute_on import compute_on
+from jax.experimental.pallas.tpu import force_tpu_interpret_mode
+from jax.experimental.xla_metadata import set_xla_metadata
 
+from jaxd.interop.jax_settings import DISPATCHED
 from jaxd.interop.local_programs import UNKNOWN, FastCalls, JitCalls, LocalProgram
 from jaxd_protocol.jax_objects.program_bytes import load_compiled
 from jaxd_protocol.jit.static_args import StaticArgs
@@ -91,6 +96,75 @@ def test_settings_of_the_thread_are_part_of_the_kind() -> None:
     traced(X)
     assert found == [UNKNOWN] * 4
     assert fast.call(X, 2) is not UNKNOWN
+
+
+def test_each_setting_that_is_not_watched_is_part_of_the_kind() -> None:
+    """A jax that leaves one of them out would take a program for that of another key."""
+    program, structure = loaded(scaled, X, 2)
+    fast = FastCalls("scaled")
+    fast.add(program, structure, [X, 2], (X, 2), {})
+    holders: Any = jax.config._value_holders
+    others: dict[type, Any] = {bool: lambda value: not value, int: lambda value: value + 1}
+    not_told_apart = []
+    for name in sorted(DISPATCHED & holders.keys()):
+        value = holders[name].value
+        before = holders[name].swap_local(others.get(type(value), lambda _: "other")(value))
+        try:
+            if fast.call(X, 2) is not UNKNOWN:
+                not_told_apart.append(name)
+        finally:
+            holders[name].set_local(before)
+        assert fast.call(X, 2) is not UNKNOWN
+    assert not_told_apart == []
+
+
+MESH = jax.make_mesh((1,), ("i",))
+USERS = jax.make_user_context("unset")
+
+
+@pytest.mark.filterwarnings("ignore:.*with mesh:")
+@pytest.mark.parametrize(
+    "context",
+    [
+        lambda: jax.set_mesh(MESH),
+        lambda: MESH,
+        lambda: jax.sharding.use_abstract_mesh(MESH.abstract_mesh),
+        lambda: compute_on("device_host"),
+        lambda: set_xla_metadata(a=1),
+        lambda: USERS("set"),
+        lambda: extend_axis_env_nd([("i", 2)]),
+        force_tpu_interpret_mode,
+    ],
+    ids=["mesh", "with", "abstract", "compute_on", "metadata", "user", "axes", "pallas"],
+)
+def test_each_context_is_part_of_the_kind(context: Any) -> None:
+    """As settings that are not watched."""
+    program, structure = loaded(scaled, X, 2)
+    fast = FastCalls("scaled")
+    fast.add(program, structure, [X, 2], (X, 2), {})
+    with context():
+        assert fast.call(X, 2) is UNKNOWN
+    assert fast.call(X, 2) is not UNKNOWN
+
+
+def test_without_jit_a_call_is_unknown() -> None:
+    """Its caller knows what to do."""
+    program, structure = loaded(scaled, X, 2)
+    fast = FastCalls("scaled")
+    fast.add(program, structure, [X, 2], (X, 2), {})
+    with jax.disable_jit():
+        assert fast.call(X, 2) is UNKNOWN
+    assert fast.call(X, 2) is not UNKNOWN
+
+
+def test_functions_share_nothing() -> None:
+    """Also where all that jax is told of them is equal."""
+    one, two = FastCalls("f"), FastCalls("f")
+    one.add(*loaded(lambda x: x + 1, X), [X], (X,), {})
+    assert two.call(X) is UNKNOWN
+    two.add(*loaded(lambda x: x + 2, X), [X], (X,), {})
+    np.testing.assert_array_equal(one.call(X), X + 1)
+    np.testing.assert_array_equal(two.call(X), X + 2)
 
 
 def test_donated_arrays_are_gone() -> None:
@@ -197,6 +271,20 @@ def test_what_was_added_is_forgotten(forget: Any) -> None:
     fast.add(program, structure, [X, 2], (X, 2), {})
     assert calls.call(X, 2) is not UNKNOWN
     forget(calls)
+    assert calls.call(X, 2) is UNKNOWN
+
+
+def test_what_was_cleared_does_not_come_back() -> None:
+    """When another kind of call is added."""
+    program, structure = loaded(scaled, X, 2)
+    calls = JitCalls(scaled, StaticArgs())
+    for given in ([X, 2], [X, 3.0]):
+        fast = calls.fast_calls()
+        assert fast is not None
+        added = (program, structure) if given[1] == 2 else loaded(scaled, *given)
+        fast.add(*added, given, tuple(given), {})
+        calls.clear() if given[1] == 2 else None
+    assert calls.call(X, 3.0) is not UNKNOWN
     assert calls.call(X, 2) is UNKNOWN
 
 

@@ -162,3 +162,34 @@ def test_an_answer_that_is_made_anew_is_the_same(one: Any) -> None:
 def test_an_answer_of_another_type_or_sign_is_another_one(one: Any, other: Any) -> None:
     """As it is in the key: a program is made for one of them only."""
     assert not taken(lambda g: g.answer(lambda: other, one)).hold()
+
+
+class Odd(dict[str, Any]):
+    """A dict that says of itself that it is empty."""
+
+    def __bool__(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("kind", [dict, Odd])
+def test_an_empty_mapping(kind: Callable[..., Any]) -> None:
+    """Until there is something in it."""
+    table = kind()
+    guards = taken(lambda g: g.mapping(table))
+    check(guards, lambda: table.update(a=1), lambda: table.pop("a"))
+
+
+@pytest.mark.parametrize(
+    "take",
+    [lambda g, state: g.answer(lambda: state[0], 1), lambda g, _: g.variable("GUARDED", "1")],
+)
+def test_what_is_taken_after_the_walk_counts(take: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As what a function has read while it was traced."""
+    monkeypatch.setenv("GUARDED", "1")
+    state = [1]
+    guards = taken(lambda g: None)
+    take(guards, state)
+    assert guards.hold()
+    state[0] = 2
+    monkeypatch.setenv("GUARDED", "2")
+    assert not guards.hold()

@@ -1,0 +1,408 @@
+"""Calls that jax dispatches by itself after one look at the function: the short way of `here`.
+
+Each test makes calls until they go that way, changes something, and compares the very next call
+with what a fresh `jax.jit` returns: a look that was left out is a wrong result here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import checkify
+from jax.experimental.xla_metadata import set_xla_metadata
+
+from jaxd import Client, connect
+from jaxd.interop.local_programs import calls_here
+from jaxd.request.function_snapshot import package_changes
+from jaxd.request.known_calls import LEARN_AFTER, KnownCalls
+from jaxd.tracing import here
+from jaxd.tracing.here import HereCaller
+from tests.another_server import own_server_needed
+from tests.end_to_end.test_here import EDITS, Edit, Mode, same, served
+from tests.live_server import LiveServer, run_client
+
+X = np.arange(6, dtype="f4").reshape(2, 3)
+
+
+@pytest.fixture(autouse=True)
+def beside_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs are taken at once, from a server elsewhere none, and no clock ends the short way."""
+    own_server_needed()
+    monkeypatch.setattr(here, "LOAD_S", 0.0)
+    monkeypatch.setattr(package_changes, "next_poll_s", math.inf)
+
+
+@pytest.fixture
+def client(live: LiveServer) -> Iterator[Client]:
+    """A client that runs programs here, of the common server."""
+    with connect(live.unix, place="auto") as client:
+        yield client
+
+
+def learned(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """The result of such a call, once they go the short way."""
+    for _ in range(2 * LEARN_AFTER + 2):
+        function(*args, **kwargs)
+        here.wait_for_programs()
+    ways: list[str] = []
+    long_way, short_way = HereCaller.run, KnownCalls.run
+
+    def short(known: KnownCalls, *given: Any) -> Any:
+        ways.append("short")
+        return short_way(known, *given)
+
+    def long(caller: HereCaller, *given: Any) -> Any:
+        ways.append("long")
+        return long_way(caller, *given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(KnownCalls, "run", short)
+        patch.setattr(HereCaller, "run", long)
+        result = function(*args, **kwargs)
+    assert ways == ["short"]
+    return result
+
+
+# what decides about a key ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("edit", EDITS, ids=[edit.name for edit in EDITS])
+def test_an_edit_counts_at_the_very_next_call(client: Client, edit: Edit) -> None:
+    """And what it was before, once it is undone."""
+
+    def expected() -> Any:
+        return jax.jit(lambda x: edit.function(x) + 0)(X)
+
+    edit.back()
+    function = client.persistent_call(edit.function)
+    try:
+        same(learned(function, X), expected())
+        edit.change()
+        same(function(X), expected())
+        same(learned(function, X), expected())
+    finally:
+        edit.back()
+    same(function(X), expected())
+    same(learned(function, X), expected())
+
+
+def _read_while_traced(x: Any) -> Any:
+    names = ["JAXD_TEST_RATE"]
+    return x * float(os.environ.get(names[0], "2"))
+
+
+def test_a_variable_whose_name_only_the_trace_knows(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server has recorded that it was read."""
+    monkeypatch.setenv("JAXD_TEST_RATE", "3")
+    function = client.persistent_call(_read_while_traced)
+    same(learned(function, X), jnp.asarray(X * 3))
+    monkeypatch.setenv("JAXD_TEST_RATE", "5")
+    same(function(X), jnp.asarray(X * 5))
+    monkeypatch.delenv("JAXD_TEST_RATE")
+    same(function(X), jnp.asarray(X * 2))
+
+
+def _key_of_the_default_kind(x: Any) -> Any:
+    return x + jax.random.normal(jax.random.key(0), x.shape)
+
+
+def test_settings_that_jax_itself_does_not_tell_calls_apart_by(client: Client) -> None:
+    """`jax.jit` would go on with the old kind of keys."""
+    function = client.persistent_call(_key_of_the_default_kind)
+    first = learned(function, X)
+    with jax.default_prng_impl("rbg"):
+        other = function(X)
+        same(other, jax.jit(lambda x: _key_of_the_default_kind(x) + 0)(X))
+        assert (np.asarray(other) != first).any()
+    same(function(X), first)
+    learned(function, X)
+    jax.config.update("jax_default_prng_impl", "rbg")
+    try:
+        same(function(X), other)
+        same(learned(function, X), other)
+    finally:
+        jax.config.update("jax_default_prng_impl", "threefry2x32")
+    same(function(X), first)
+
+
+@pytest.mark.parametrize("context", [jax.default_prng_impl("rbg"), jax.enable_x64(True)])
+def test_a_context_of_another_thread_counts_there(
+    client: Client, context: AbstractContextManager[Any]
+) -> None:
+    """And nowhere else, also while calls of this one go the short way."""
+
+    def told(x: Any) -> Any:
+        return _key_of_the_default_kind(x) + jnp.arange(3.0).sum()
+
+    function = client.persistent_call(told)
+    first = learned(function, X)
+    inside, done = threading.Event(), threading.Event()
+    found: list[Any] = []
+
+    def elsewhere() -> None:
+        with context:
+            inside.set()
+            assert done.wait(30)
+            found.extend([function(X), jax.jit(lambda x: told(x) + 0)(X), function(X)])
+
+    other = threading.Thread(target=elsewhere)
+    other.start()
+    assert inside.wait(30)
+    for _ in range(3 * LEARN_AFTER):
+        same(function(X), first)
+    done.set()
+    other.join()
+    same(found[0], found[1])
+    same(found[2], found[1])
+    assert (found[0].dtype != first.dtype) or (np.asarray(found[0]) != first).any()
+    same(learned(function, X), first)
+
+
+def test_a_thread_that_looks_for_nans_has_them_found(client: Client) -> None:
+    """By the server, as on the long way."""
+    function = client.persistent_call(lambda x: x / x)
+    zeros = np.zeros(2, "f4")
+    learned(function, zeros)
+    with jax.debug_nans(True):
+        with pytest.raises(FloatingPointError):
+            function(zeros)
+        assert served(client, lambda: function(zeros + 1)) == 1
+    assert served(client, lambda: function(zeros)) == 0
+
+
+@pytest.mark.parametrize(
+    "context",
+    [
+        lambda: jax.set_mesh(jax.make_mesh((1,), ("i",))),
+        lambda: set_xla_metadata(a=1),
+        lambda: jax.default_matmul_precision("highest"),
+    ],
+    ids=["mesh", "metadata", "precision"],
+)
+def test_contexts_are_other_programs(client: Client, context: Any) -> None:
+    """Each is found at the call that is made inside of it."""
+    function: Any = client.persistent_call(lambda x: jnp.dot(x, x.T) * 3)
+    learned(function, X)
+    first = keys_of(function)
+    with context():
+        np.testing.assert_array_equal(function(X), X @ X.T * 3)
+    assert len(keys_of(function) - first) == 1
+
+
+def keys_of(function: Any) -> set[bytes]:
+    """Those of the function as it is now."""
+    return {each.key for each in function._binding.snapshots._current.specs.values()}
+
+
+def test_installed_packages_count(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change that was found ends it, and so does what is to be looked at again."""
+    function = client.persistent_call(lambda x: x * 151)
+    learned(function, X)
+    before = function._binding.snapshots._current
+    monkeypatch.setattr(package_changes, "count", package_changes.count + 1)
+    same(function(X), jnp.asarray(X * 151))
+    assert function._binding.snapshots._current is not before
+    learned(function, X)
+    polled: list[int] = []
+    monkeypatch.setattr(package_changes, "poll", lambda: polled.append(1))
+    monkeypatch.setattr(package_changes, "next_poll_s", 0.0)
+    function(X)
+    assert polled == [1]
+
+
+def test_clearing_ends_it(client: Client) -> None:
+    """The next call builds it anew."""
+    function = client.persistent_call(lambda x: x * 152)
+    learned(function, X)
+    function.clear()
+    assert served(client, lambda: function(X)) == 1
+
+
+# which calls are of the same kind ----------------------------------------------------------------
+
+
+def test_other_arguments(client: Client) -> None:
+    """Other types, shapes, places in the arguments and structures, each as if it came first."""
+
+    def told(x: Any, n: Any = 2) -> Any:
+        x = x["x"] if isinstance(x, dict) else x
+        return (x * 100 if isinstance(n, Mode) else x * n), n
+
+    function = client.persistent_call(told)
+    there = client.persistent_call(told, place="server")
+    learned(function, X, 1)
+    given: list[Any] = [
+        *((X, each) for each in (Mode.FAST, True, 1.0, np.float32(1), np.int64(1), jnp.asarray(1))),
+        *((each, 1) for each in (X[:1], X.astype("i4"), jnp.asarray(X), {"x": X}, 2.0)),
+        (X,),
+    ]
+    for args in given:
+        same(function(*args), there(*args))
+        same(function(X, n=3), there(X, n=3))
+        same(function(X, 3), there(X, 3))
+
+
+def test_static_arguments(client: Client) -> None:
+    """1 and True are others; an unknown value is one too."""
+
+    def power(x: Any, n: Any) -> Any:
+        return x * 7 if n is True else x * n
+
+    function = client.persistent_call(power, static_argnames="n")
+    same(learned(function, X, n=1), jnp.asarray(X))
+    for n in (True, 1, 2, 1.0, True):
+        same(function(X, n=n), jnp.asarray(power(X, n)))
+    same(learned(function, X, 1), jnp.asarray(X))
+
+
+def test_donated_arrays_are_gone(client: Client) -> None:
+    """In each call."""
+    function = client.persistent_call(lambda x, y: (x + y, y), donate_argnums=0)
+    y = jnp.ones(3)
+    for _ in range(2 * LEARN_AFTER + 2):
+        function(jnp.zeros(3), y)
+    x = jnp.zeros(3)
+    found, _ = learned_again(function, x, y)
+    assert x.is_deleted()
+    assert not y.is_deleted()
+    np.testing.assert_array_equal(found, 1)
+    with pytest.raises((RuntimeError, ValueError), match=r"delete|donate"):
+        function(x, y)
+
+
+def learned_again(function: Any, *args: Any) -> Any:
+    """One call of a kind that goes the short way already."""
+    before = function._binding.snapshots.known
+    assert before is not None
+    result = function(*args)
+    assert function._binding.snapshots.known is before
+    return result
+
+
+def test_weak_types_and_results(client: Client) -> None:
+    """As those of `jax.jit`."""
+
+    def told(x: Any, w: Any = 2.0) -> Any:
+        return {"y": (x * w,), "n": [x.sum(), w]}
+
+    function = client.persistent_call(told)
+    same(learned(function, X, 3.0), jax.jit(told)(X, 3.0))
+    same(learned(function, X, w=3.0), jax.jit(told)(X, w=3.0))
+
+
+# it is jit ---------------------------------------------------------------------------------------
+
+
+def test_without_jit_the_python_runs(client: Client) -> None:
+    """Step by step."""
+    function = client.persistent_call(lambda x: x * (1 if isinstance(x, jax.core.Tracer) else 10))
+    x = jnp.asarray(X)
+    same(learned(function, x), x)
+    with jax.disable_jit():
+        same(function(x), x * 10)
+    same(learned_again(function, x), x)
+
+
+def test_a_call_that_jax_traces_is_in_its_program(client: Client) -> None:
+    """With tracers, and with known values."""
+    function = client.persistent_call(lambda x: (x**2).sum())
+    x = jnp.asarray(X)
+    learned(function, x)
+    np.testing.assert_array_equal(jax.grad(function)(x), 2 * x)
+    np.testing.assert_array_equal(jax.jit(lambda v: function(v) + function(x))(x), 110)
+    np.testing.assert_array_equal(jax.vmap(function)(x), (x**2).sum(1))
+    assert "55" not in str(jax.make_jaxpr(lambda v: v + function(x))(x))
+
+
+def test_checkify_sees_each_operation(client: Client) -> None:
+    """Also in a call with known values."""
+    function = client.persistent_call(lambda x: 1 / x, fallback="local")
+    x = jnp.zeros(3)
+    learned(function, x)
+    checked = checkify.checkify(lambda y: y + function(x), errors=checkify.float_checks)
+    error, _ = jax.jit(checked)(x)
+    assert "division by zero" in str(error.get())
+
+
+def test_results_that_are_asked_for_elsewhere(client: Client) -> None:
+    """As a numpy array, by a future, or left on the server."""
+    function = client.persistent_call(lambda x: x * 153)
+    learned(function, X)
+    np.testing.assert_array_equal(function.submit(X).result(), X * 153)
+    np.testing.assert_array_equal(function.remote(X), X * 153)
+    np.testing.assert_array_equal(function(function.remote(X)), X * 153 * 153)
+
+
+def test_calls_are_counted(client: Client) -> None:
+    """As those of the long way."""
+    function = client.persistent_call(lambda x: x * 154)
+    learned(function, X)
+    before = calls_here.count
+    for _ in range(5):
+        function(X)
+    assert calls_here.count - before == 5
+
+
+def test_many_threads(client: Client) -> None:
+    """Each has the results of its own arguments while the function changes."""
+    rate = 1.0
+
+    def told(x: Any) -> Any:
+        return x * rate
+
+    function = client.persistent_call(told)
+    learned(function, X)
+    wrong: list[Any] = []
+    stop = threading.Event()
+
+    def call(n: int) -> None:
+        x = np.full(2, n, "f4")
+        while not stop.is_set():
+            found = float(function(x)[0])
+            if found not in (n, 2.0 * n):
+                wrong.append((n, found))
+
+    threads = [threading.Thread(target=call, args=(n,)) for n in range(1, 4)]
+    for thread in threads:
+        thread.start()
+    for rate in [2.0, 1.0] * 3:
+        for _ in range(20):
+            np.testing.assert_array_equal(function(X), X * np.float32(rate))
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+@pytest.mark.slow
+def test_a_forked_child_uses_the_server(live: LiveServer) -> None:
+    """XLA's threads are not in it: what went the short way before would never return."""
+    program = """
+import json, os, warnings, jax, jaxd
+from jaxd.tracing import here
+here.LOAD_S = 0
+warnings.simplefilter("ignore")
+f = jaxd.persistent_call(lambda x: x * 155, results="jax")
+for _ in range(20): f(2.0)
+known = f._binding.snapshots.known is not None
+if not (child := os.fork()):
+    before = jaxd.statistics().calls
+    [f(2.0) for _ in range(2)]
+    os._exit(not (jaxd.statistics().calls - before == 2))
+print(json.dumps([known, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), float(f(2.0))]))
+"""
+    done = run_client(program, environment=live.environment | {"JAXD_PLACE": "here"})
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [True, 0, 310.0]
