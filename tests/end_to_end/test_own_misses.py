@@ -16,6 +16,7 @@ import pytest
 from jax._src.interpreters import mlir
 
 from jaxd import Client, connect
+from jaxd.dispatch.caller import Caller
 from jaxd.errors import UnsharedWarning
 from jaxd.tracing import here, own_misses
 from tests.another_server import own_server_needed
@@ -543,6 +544,31 @@ def test_arrays_that_lie_on_several_devices(live: LiveServer) -> None:
     """They stay where they are, in either order, as under `jax.jit`."""
     done = run_client(SHARDED, environment=live.environment | EIGHT)
     assert done.stdout.strip() == "right", done.stderr
+
+
+def test_the_server_sends_no_events_of_its_own_trace(
+    client: Client, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They would be read in vain: what there is to see was seen when this process traced it."""
+
+    def told(x: Any) -> Any:
+        print("traced")
+        return x * 52.5
+
+    kinds: list[str] = []
+    handles = Caller.event
+
+    def event(caller: Caller, connection: Any, number: int, kind: str, content: Any) -> None:
+        if isinstance(connection.about(number), own_misses.SilentCall):
+            kinds.append(kind)
+        handles(caller, connection, number, kind, content)
+
+    monkeypatch.setattr(Caller, "event", event)
+    with costs(client) as spent:
+        settled(client.persistent_call(told), X)
+    assert spent["traces"] == 1
+    assert kinds == []
+    assert capsys.readouterr().out == "traced\n"
 
 
 # where nothing is traced here --------------------------------------------------------------------

@@ -96,9 +96,14 @@ class SettingsReader:
                 _check_refused(name, value)
             elif name in _settings():
                 yield name, _literal(name, plain(value))  # of a jax that we do not know
-            elif value != self._unset.get(name):
+            elif not self._is_unset(name, value):
                 raise _cannot_travel(name, value)
         yield from _described(self._contexts())
+
+    def _is_unset(self, name: str, value: Any) -> bool:
+        if name not in self._unset:  # it is of a module of jax that was imported since
+            self._unset = _of_a_fresh_thread(self._contexts)
+        return bool(value == self._unset[name])
 
 
 def _named_context(
@@ -167,6 +172,7 @@ DISPATCHED: Final = frozenset(
     {
         *CONTEXTS,
         "layout_tracing_mode",
+        "pallas_fuser_disable_nested_fuse",
         "pallas_tpu_interpret_mode_context_manager",
         "check_vma",
         "eager_constant_folding",

@@ -31,7 +31,7 @@ from jaxd_protocol.base.process import reset_after_fork, start_thread
 from jaxd_protocol.errors import Busy, UnsharedWarning
 from jaxd_protocol.jax_objects.lowered_bytes import NotTransferable, devices_of, pack_lowered
 from jaxd_protocol.jit.program_identity import first_difference, program_text
-from jaxd_protocol.messages.calls import FAILED
+from jaxd_protocol.messages.calls import FAILED, SILENT
 from jaxd_protocol.messages.failures import decode_failure
 
 if TYPE_CHECKING:
@@ -93,6 +93,17 @@ class SilentCall(OpenCall):
     """A request of which the user notices nothing: what is printed has been printed here."""
 
     is_silent = True
+
+
+class SilentRequest(WarmRequest):
+    """What has the server build a key, and tell nothing of it: its events would be read in vain."""
+
+    __slots__ = ()
+
+    @property
+    def flags(self) -> int:
+        """As those of any such request, and that no events are sent."""
+        return super().flags | SILENT
 
 
 class OwnMisses:
@@ -178,7 +189,7 @@ class OwnMisses:
             BaseException: what the function raises there.
             JaxdError: when it cannot be reached.
         """
-        request = WarmRequest(spec, skeleton, b"", (), None, "auto")
+        request = SilentRequest(spec, skeleton, b"", (), None, "auto")
         self._caller.register(spec)
         return warm_report(self._caller, request, SilentCall)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from jaxd_protocol.errors import Busy, JaxdError, LimitExceeded, ProtocolError
 from jaxd_protocol.messages.calls import (
@@ -19,6 +19,7 @@ from jaxd_protocol.messages.calls import (
     LOST_ONCE,
     MAY_REPEAT,
     ON_VALUES,
+    SILENT,
     STRICT,
     WARM,
 )
@@ -41,6 +42,10 @@ from jaxd_server.runtime.threads.cancellation import CallPhase
 
 _RESULT_ONLY: Final = MAY_REPEAT | ON_VALUES | FROM_CALLBACK
 """Flags of calls that want a result and nothing else: what was warm before answers them."""
+
+
+def _tell_nothing(kind: str, content: Any) -> None:
+    """In the place of `ClientProxy.emit`."""
 
 
 class CallScheduler:
@@ -108,14 +113,14 @@ class CallScheduler:
             warm = None if plan is None or pipeline.admission.is_barred else plan.executable
             is_quick = flags & ~ON_VALUES <= MAY_REPEAT and warm is not None and warm.runs_quickly
             make = Call if is_quick else InflightCall  # a quick one is not worth being cancelled
-            call = make(key, skeleton, blob, frame.buffers, client, seq, partial(client.emit, seq))
+            emit = _tell_nothing if flags & SILENT else partial(client.emit, seq)
+            call = make(key, skeleton, blob, frame.buffers, client, seq, emit)
             if self.trace is not None:
                 call.trace = self.trace.call(seq)
                 call.emit = call.trace.emitting(call.emit)
             call.nbytes = nbytes
             call.deadline = None if timeout_s is None else time.monotonic() + timeout_s
-            call.strict = bool(flags & STRICT)
-            call.warm_only = bool(flags & WARM)
+            call.strict, call.warm_only = bool(flags & STRICT), bool(flags & WARM)
             call.call_back = partial(client.call_back, seq)
             # the word of a client alone would have a call admitted where others wait
             call.inside = bool(flags & FROM_CALLBACK and (client.called_back or session.asking))

@@ -171,3 +171,6 @@ LOST_ONCE: Final = 32
 
 LOST_AGAIN: Final = 64
 """Flag of a call: another worker died when it was repeated."""
+
+SILENT: Final = 128
+"""Flag of a call: no events of it are sent, for its client would show none."""

@@ -79,6 +79,21 @@ def test_a_mesh_of_other_devices_cannot_travel(read: SettingsReader) -> None:
             read()
 
 
+def test_a_context_of_a_module_that_is_imported_later(read: SettingsReader) -> None:
+    """As unset as the others, until it is set."""
+    assert read() == ()
+    name = "pallas_fuser_disable_nested_fuse"  # a name that jax 0.11 has
+    made: Any = private.config_ext.Config(
+        name, False, include_in_jit_key=True, include_in_trace_context=True
+    )
+    assert read() == ()
+    before = made.swap_local(True)
+    with pytest.raises(PackingError, match=name):
+        read()
+    made.set_local(before)
+    assert read() == ()
+
+
 # changes -----------------------------------------------------------------------------------------
 
 

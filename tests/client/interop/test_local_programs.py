@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src import config as private
 from jax._src.core import extend_axis_env_nd
 from jax.experimental import serialize_executable
-from jax.experimental.compute_on import compute_on
 from jax.experimental.pallas.tpu import force_tpu_interpret_mode
 from jax.experimental.xla_metadata import set_xla_metadata
 
@@ -122,6 +124,16 @@ MESH = jax.make_mesh((1,), ("i",))
 USERS = jax.make_user_context("unset")
 
 
+@contextmanager
+def swapped(holder: Any, value: Any) -> Iterator[None]:
+    """Within it a context of jax has that value in this thread."""
+    before = holder.swap_local(value)
+    try:
+        yield
+    finally:
+        holder.set_local(before)
+
+
 @pytest.mark.filterwarnings("ignore:.*with mesh:")
 @pytest.mark.parametrize(
     "context",
@@ -129,7 +141,7 @@ USERS = jax.make_user_context("unset")
         lambda: jax.set_mesh(MESH),
         lambda: MESH,
         lambda: jax.sharding.use_abstract_mesh(MESH.abstract_mesh),
-        lambda: compute_on("device_host"),
+        lambda: swapped(private.compute_on_context_manager, "device_host"),
         lambda: set_xla_metadata(a=1),
         lambda: USERS("set"),
         lambda: extend_axis_env_nd([("i", 2)]),
