@@ -37,7 +37,9 @@ _QUICK = {"functions_of_a_member": 20, "member_calls": 150, "programs": 40}
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("benchmarks.simulation", description=__doc__, epilog=_EXAMPLE)
     parser.add_argument("--members", type=int, nargs="+", help="sizes of the pool")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="a run for each (1)")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[1, 2, 3], help="a run for each (1 2 3)"
+    )
     parser.add_argument(
         "--studies",
         nargs="*",

@@ -73,10 +73,18 @@ class Parameters:
         "measured with Ray 2.60; docs/reliability.md: fifty functions after a kill, no standby",
     )
     heartbeat_s: float = _given(
-        0.5, "how often the director asks a member for its load", "jaxd_server/pool/members.py"
+        LOAD_EVERY_S,
+        "how often a member looks whether its load is to be reported",
+        "pool_view.LOAD_EVERY_S",
+    )
+    reports_a_second: float = _given(
+        2000.0, "reports that the director takes in a second", "jaxd_server/pool/__main__.py"
     )
     view_s: float = _given(
-        LOAD_EVERY_S, "how often the director tells clients", "pool_view.LOAD_EVERY_S"
+        LOAD_EVERY_S, "how often the director tells clients, at most", "pool_view.LOAD_EVERY_S"
+    )
+    news_a_second: float = _given(
+        50e6, "bytes of news to all clients in a second, at most", "jaxd_server/pool/director.py"
     )
     bound: float = _given(BOUND, "bound of the load", "pool_routing.BOUND")
     least: int = _given(1, "open calls that are within every limit", "pool_routing.choose")

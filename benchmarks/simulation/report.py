@@ -40,10 +40,10 @@ _COLUMNS: Final[Mapping[str, tuple[str, Callable[[float], str]]]] = {
     "deepest": ("most calls open at one", _count),
 }
 _OF_DIRECTOR: Final[Mapping[str, tuple[str, Callable[[float], str]]]] = {
-    "heartbeats": ("heartbeats heard in a second", _count),
+    "reports": ("reports heard in a second", _count),
+    "messages": ("messages sent in a second", _count),
     "view": ("a whole view", format_bytes),
-    "news": ("with the list of warm functions", format_bytes),
-    "news_of_loads": ("news sent in a second", format_bytes),
+    "news": ("news sent in a second", format_bytes),
 }
 
 
@@ -119,8 +119,7 @@ def chart(outcomes: Sequence[Outcome], stale: Mapping[str, Sequence[Outcome]]) -
     ]
     ours = [one for one in outcomes if one.variant == outcomes[0].variant]
     of_director = {
-        "with warm functions": _over_members(ours, lambda one: one.news),
-        "as sent": _over_members(ours, lambda one: one.news_of_loads),
+        "news in a second": _over_members(ours, lambda one: one.news),
         "a whole view": _over_members(ours, lambda one: one.view),
     }
     panels.append(Panel("What the director sends", of_director, _size, format_bytes))

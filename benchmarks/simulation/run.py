@@ -67,10 +67,10 @@ class Outcome:
         p999: the time that one in a thousand exceeds.
         busiest: the work of the busiest member by that of the mean one.
         deepest: the most calls that one member had open.
-        heartbeats: that the director hears in a second.
-        view: of the director's whole view.
-        news: that the director sends in a second, to all clients.
-        news_of_loads: the same without which functions are warm.
+        reports: of members that the director hears in a second.
+        messages: that the director sends in a second, to all clients.
+        view: bytes of the director's whole view.
+        news: bytes that it sends in a second, to all clients.
     """
 
     variant: str
@@ -90,10 +90,10 @@ class Outcome:
     p999: float
     busiest: float
     deepest: int
-    heartbeats: float
+    reports: float
+    messages: float
     view: int
     news: float
-    news_of_loads: float
 
 
 class Simulation:
@@ -132,10 +132,12 @@ class Simulation:
         clock.follow(work.arrivals(), self._arrive)
         clock.follow(work.edits(), self._edit)
         clock.follow(self._deaths(), pool.kill)
-        clock.every(self._parameters.view_s, self._tell, self._parameters.view_s)
-        for name in self._view.names:
-            first = self._chance.uniform(0, self._parameters.heartbeat_s)
-            clock.every(self._parameters.heartbeat_s, partial(self._hear, name), first)
+        clock.after(self._parameters.view_s, self._tell)
+        names, parameters = self._view.names, self._parameters
+        every_s = max(parameters.heartbeat_s, len(names) / parameters.reports_a_second)
+        for name in names:
+            first = self._chance.uniform(0, every_s)
+            clock.every(every_s, partial(self._hear, name), first)
         clock.run(lambda: len(pool.counts.latencies) >= work.calls)
         return self._outcome()
 
@@ -180,22 +182,24 @@ class Simulation:
 
     def _hear(self, name: str) -> None:
         if self._calls_still_arrive and self._pool.members[name].is_alive:
-            self._director.hear(name)
+            self._director.hear(name, self._clock.now)
 
     def _tell(self) -> None:
-        self._view.tell(self._director.news())
+        """Tells all clients; the next time when all of it is sent."""
+        parameters, sent = self._parameters, 0
+        self._view.tell(self._director.news(self._clock.now))
         if self._calls_still_arrive:
-            self._director.count()
+            sent = self._director.count() * self._work.clients
             most = max(len(member.calls) for member in self._pool.members.values())
             self._deepest = max(self._deepest, most)
+        self._clock.after(parameters.view_s + sent / parameters.news_a_second, self._tell)
 
     def _outcome(self) -> Outcome:
         counts, work, director = self._pool.counts, self._work, self._director
         p50, p99, p999 = np.quantile(np.asarray(counts.latencies), [0.5, 0.99, 0.999]).tolist()
         busy = [member.busy_s for member in self._pool.members.values()]
         seconds, thousands = work.seconds, work.calls / 1000
-        told = len(director.told) or 1
-        times = work.clients / self._parameters.view_s / told
+        times = work.clients / seconds
         return Outcome(
             variant=self._variant.name,
             members=len(busy),
@@ -214,10 +218,10 @@ class Simulation:
             p999=p999,
             busiest=max(busy) / (sum(busy) / len(busy)),
             deepest=self._deepest,
-            heartbeats=director.heartbeats / seconds,
+            reports=director.reports / seconds,
+            messages=len(director.told) * times,
             view=director.whole,
             news=sum(director.told) * times,
-            news_of_loads=sum(director.told_loads) * times,
         )
 
 

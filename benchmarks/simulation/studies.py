@@ -32,7 +32,7 @@ class Study:
 
 
 def _ages(*ages: float) -> dict[str, dict[str, float]]:
-    return {f"{age:g} s": {"view_s": age, "heartbeat_s": age / 2} for age in ages}
+    return {f"{age:g} s": {"view_s": age, "heartbeat_s": min(age, 0.5)} for age in ages}
 
 
 _REFUSING: Final = replace(JAXD, refuses=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxd import Client, connect
+from jaxd_server.cache.peers import Members
 from tests.client.fake_director import FakeDirector
 from tests.live_server import LiveServer
 from tests.server.in_process import InProcessServer
@@ -65,6 +66,7 @@ class PoolOfServers:
     Args:
         folder: for their files; short.
         count: of members.
+        are_peers: whether they know each other, as those that a director has started.
         variables: of their environment.
 
     Attributes:
@@ -73,8 +75,11 @@ class PoolOfServers:
         environment: for client processes that are to use it.
     """
 
-    def __init__(self, folder: Path, count: int, **variables: str) -> None:
+    def __init__(
+        self, folder: Path, count: int, *, are_peers: bool = False, **variables: str
+    ) -> None:
         self._folder = folder
+        self._are_peers = are_peers
         self._variables = variables
         self._numbers = itertools.count()
         self.director = FakeDirector(str(folder / "director"))
@@ -88,10 +93,24 @@ class PoolOfServers:
         """Starts one more member; its name."""
         name = f"m{next(self._numbers)}"
         cache = {"JAXD_CACHE_DIR": str(self._folder / f"cache-{name}")}
-        member = LiveServer(self._folder, name=name, **cache | self._variables)
+        peers = ["--peers", str(self._peers_file(name))] if self._are_peers else []
+        member = LiveServer(self._folder, *peers, name=name, **cache | self._variables)
         self.members[name] = member
+        for each in self.members if self._are_peers else ():
+            self.tell(each)
         self.director.show(name, member.unix)
         return name
+
+    def _peers_file(self, name: str) -> Path:
+        return self._folder / f"{name}.members"
+
+    def tell(self, name: str, **others: str) -> None:
+        """Has a member know all members; `others` stand at these addresses."""
+        known = {each: (member.tls,) for each, member in self.members.items()}
+        known |= {each: (address,) for each, address in others.items()}
+        draft = self._peers_file(f"{name}.draft")
+        draft.write_text(Members(name, known).to_text())
+        draft.rename(self._peers_file(name))
 
     def kill(self, name: str) -> None:
         """Ends a member as when its machine loses power; the director does not know of it."""
@@ -112,10 +131,12 @@ class PoolOfServers:
 
 
 @contextmanager
-def pool_of_servers(count: int, **variables: str) -> Iterator[PoolOfServers]:
+def pool_of_servers(
+    count: int, *, are_peers: bool = False, **variables: str
+) -> Iterator[PoolOfServers]:
     """A pool with a short folder of its own; nothing of it is left."""
     folder = Path(tempfile.mkdtemp(prefix="jaxd-", dir="/tmp"))  # sun_path has 107 bytes
-    pool = PoolOfServers(folder, count, **variables)
+    pool = PoolOfServers(folder, count, are_peers=are_peers, **variables)
     try:
         yield pool
     finally:

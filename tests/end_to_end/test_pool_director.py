@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from jaxd import connect
@@ -16,6 +17,7 @@ from jaxd.cli.doctor.context import DoctorContext
 from jaxd.connection.settings import Settings
 from jaxd.errors import AuthenticationFailed, ConfigurationError, NoServer
 from jaxd_protocol.messages.pool_view import PoolMember
+from jaxd_protocol.network.addresses import Address
 from tests.live_pool import LiveDirector
 from tests.live_server import TOKEN, LiveServer
 from tests.server.staging import until
@@ -82,6 +84,32 @@ def test_a_member_that_only_the_director_reaches_is_reached_through_it(
     assert (member.state, "relay" in member.found) == ("note", True)
 
 
+@pytest.mark.slow
+@pytest.mark.own_server
+def test_arrays_behind_a_relay_outlive_the_director(
+    director: LiveDirector, live: LiveServer, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its relay ends with it, and at the member's own address nobody listens for this client."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        pin = live.tls.partition("#")[2]
+        nobody = Address.parse(f"tls://127.0.0.1:{taken.getsockname()[1]}#{pin}")
+        monkeypatch.setattr("jaxd.pool.members.usable_addresses", lambda member: [nobody])
+        monkeypatch.setattr("jaxd.pool.routes.usable_addresses", lambda member: [nobody])
+        with connect(director.pool, token=TOKEN) as client:
+            x = client.put(np.arange(1000.0, dtype="f4"))
+            keeper = client.caller.session.pool.keeper  # type: ignore[attr-defined]
+            port = director.tls.port
+            director.close()
+            until(lambda: keeper.failure is not None and not is_open(director))
+            member = PoolMember("m0", (live.tls,), epoch=1, state="ready")
+            again = LiveDirector(runtime, member, port=port, epoch=2)
+            try:
+                assert float(client.persistent_call(lambda x: x.sum())(x)) == 499500.0
+            finally:
+                again.close()
+
+
 @pytest.mark.own_server
 def test_a_call_waits_for_a_member_that_starts(director: LiveDirector, live: LiveServer) -> None:
     """It goes there as soon as the director says that it is ready."""
@@ -104,7 +132,7 @@ def test_another_director_at_the_same_address_goes_on(
         before = session.id
         keeper = client.caller.session.pool.keeper  # type: ignore[attr-defined]
         director.close()
-        until(lambda: keeper.failure is not None)
+        until(lambda: keeper.failure is not None and not is_open(director))
         assert double(2.0) == 4.0
         members = PoolMember("m0", (live.tls,), epoch=1, state="ready"), PoolMember("m1", epoch=1)
         again = LiveDirector(runtime, *members, port=director.tls.port, epoch=2)

@@ -119,13 +119,15 @@ class Client:
         """As `jaxd.kept`, for the arrays of this client."""
         from jaxd.remote_values.recovery import Kept  # few processes ask
 
-        settings, store = self.caller.session.settings, self.caller.session.store
+        session = self.caller.session
+        settings = session.settings
         if settings.snapshot_s == 0.0:
             return Kept()
-        if store is None or store.recovery is None:
+        found = [each.recovery().report() for each in session.stores if each.recovery is not None]
+        if not found:
             keeps_calls = bool(settings.snapshot_s)
             return Kept(True, settings.snapshot_bytes, keeps_calls=keeps_calls)
-        return store.recovery().report()
+        return Kept.together(found)
 
     def close(self) -> None:
         """Ends the connection; calls that are open fail with `Cancelled`.

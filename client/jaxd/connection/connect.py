@@ -25,7 +25,7 @@ from jaxd_protocol.errors import (
     NoServer,
     ProtocolError,
 )
-from jaxd_protocol.network.addresses import Address
+from jaxd_protocol.network.addresses import Address, relay_greeting
 from jaxd_protocol.network.handshake import UNIX, ChannelBinding, handshake_with_server, peer_uid
 from jaxd_protocol.wire import stream_over
 
@@ -288,6 +288,8 @@ def dial(address: Address, settings: Settings, patience: Patience = _NO_DEADLINE
     if address.kind == "tcp":
         return sock
     try:
+        if address.ticket:  # a relay passes nothing on before it has seen this
+            sock.sendall(relay_greeting(address.ticket))
         return _with_tls(sock, address, settings, patience)
     except BaseException:
         sock.close()

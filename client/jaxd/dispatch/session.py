@@ -123,6 +123,11 @@ class Session:
         """Whether there is an open connection now."""
         return self.open_connection is not None
 
+    @property
+    def stores(self) -> Sequence[RemoteStore]:
+        """What this process has on the server; of a pool, on each member."""
+        return () if self.store is None else (self.store,)
+
     def close(self) -> None:
         """Ends the connection; the next call makes another."""
         with self._changed:

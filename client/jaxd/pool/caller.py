@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Any, Final
 from jaxd.dispatch.caller import Caller, CallerLookup
 from jaxd.dispatch.session import Session
 from jaxd.interop.handle_ranges import HandleRange, HandleRanges
-from jaxd.interop.jax_runtime import leaves_of
+from jaxd.interop.jax_runtime import current_config, leaves_of
 from jaxd.interop.remote_array import RemoteArray
 from jaxd.pool.members import MemberCaller
 from jaxd.pool.routes import Pool
 from jaxd.remote_values.store import OpenSession, RemoteStore
 from jaxd.request.call_request import CallRequest, result_policy_for
-from jaxd_protocol.errors import ConfigurationError, ValuesDied
+from jaxd.results.reader import specs_in
+from jaxd_protocol.errors import ConfigurationError, ConnectionLost, JaxdError, ValuesDied
+from jaxd_protocol.messages.data_locations import first_value_id, new_call_number, pack_ids
+from jaxd_protocol.messages.pool_view import PEERS_IN_WELCOME
 
 if TYPE_CHECKING:
     from jaxd.connection.connection import ClientConnection
@@ -57,6 +60,12 @@ class PoolSession(Session):
         """One to a member that is open now."""
         found = (each.session.open_connection for each in self.pool.used)
         return next((each for each in found if each is not None), None)
+
+    @property
+    def stores(self) -> Sequence[RemoteStore]:
+        """The arrays of this process, of each member that has some."""
+        found = (each.session.store for each in self.pool.used)
+        return [each for each in found if each is not None]
 
     def drain(self, connection: ClientConnection) -> None:
         """As of any session: of that whose connection it is."""
@@ -152,7 +161,7 @@ class PoolCaller(Caller):
     ) -> list[MemberCaller]:
         """Which members have arrays among arguments; first the one with most bytes of them.
 
-        Those of the others are fetched: they are sent along, and stay here for the next call.
+        It takes those of the others, and has copies of them from then on.
         """
         nbytes: Counter[RemoteStore] = Counter()
         arrays = [leaf for leaf in leaves_of((args, kwargs)) if isinstance(leaf, RemoteArray)]
@@ -164,7 +173,8 @@ class PoolCaller(Caller):
         for store in stores[1:]:
             others = [each for each in arrays if each.fetcher is store and not each.replicas]
             store.calls.check(others)
-            store.fetch_all(others)
+            if not _have_copied(others, store, stores[0]):  # they travel with the call
+                store.fetch_all(others)
         found = [self._pool.holder_of(store) for store in stores]
         if arrays and not found:  # they are everywhere
             return [self._pool.of_key(spec.key, evenly=True)]
@@ -216,6 +226,38 @@ class PoolCaller(Caller):
         if holder is not None:
             return f"server: on member {holder.session.at.name}, which has its values"
         return f"server: {self._pool.why(call.spec.key)}"
+
+
+def _have_copied(arrays: Sequence[RemoteArray], source: RemoteStore, sink: RemoteStore) -> bool:
+    """Has the member of one store take arrays from that of another; False: it cannot.
+
+    They stay where they are as well: as long as they are held here, either member can go.
+    """
+    arrays = [each for each in {id(each): each for each in arrays}.values() if not each.is_here]
+    for array in arrays:
+        array.block_until_ready()
+    return not arrays or _have_taken(arrays, source, sink)
+
+
+def _have_taken(arrays: Sequence[RemoteArray], source: RemoteStore, sink: RemoteStore) -> bool:
+    number = new_call_number()
+    try:
+        ends = source.connection(), sink.connection()
+        if not all(each.welcome.get(PEERS_IN_WELCOME) for each in ends):
+            return False
+        (_, ticket, member), _ = source.ask("offer", pack_ids(each.id for each in arrays))
+        taken = member, ticket, number, current_config()
+        value, _ = sink.ask("take", *taken, over=ends[1], makes=number)
+    except ConnectionLost:  # it may have taken them all the same
+        first = first_value_id(number)
+        sink.drop(range(first, first + len(arrays)))
+        return False
+    except JaxdError:  # the two cannot reach each other, or one has no room
+        return False
+    copies = sink.remote(first_value_id(number), specs_in(value[1]))
+    for array, copy in zip(arrays, copies, strict=True):
+        array.replicas = (*array.replicas, copy)
+    return True
 
 
 def _on_copies(call: CallRequest) -> CallRequest | None:

@@ -79,6 +79,7 @@ class MemberSession(Session):
 
     Attributes:
         at: the member that it is with, as it was then.
+        relays: where the director relays to that, if it was needed.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class MemberSession(Session):
         """As of any session."""
         super().after_fork()
         self._moving = threading.Lock()  # guards `at`, and these
-        self._relays: tuple[Address, ...] = ()
+        self.relays: tuple[Address, ...] = ()
         self._tried: set[Incarnation] = set()
 
     @property
@@ -147,7 +148,7 @@ class MemberSession(Session):
         now = self._pool.member(at.name)
         if now is None or self._pool.is_lost(at):
             raise NoServer(f"{at.name}, a member of the pool, is gone. Call again.")
-        ways = [*usable_addresses(now), *self._relays]
+        ways = [*usable_addresses(now), *self.relays]
         if not ways:
             raise NoServer(
                 f"{at.name}, a member of the pool, has no address that can be used from here: "
@@ -169,10 +170,11 @@ class MemberSession(Session):
         if at is not self.at:  # another thread has gone on
             return 0.0
         was_there = self.id is not None
-        is_gone = was_there and nobody_listens(error)
+        # who uses a relay cannot tell: it ends with its director, and nobody else listens here
+        is_gone = was_there and not self.relays and nobody_listens(error)
         seen = None if is_gone else self._pool.ask_about(at, error)
         if seen is not None:
-            if seen.address and self._may_use_relay(Address.parse(seen.address)):
+            if seen.relay is not None and self._may_use_relay(seen.relay):
                 return 0.0
             is_gone = seen.state == "lost"
         if was_there and not is_gone and self.holds_values:  # it may be a network that comes back
@@ -182,9 +184,9 @@ class MemberSession(Session):
 
     def _may_use_relay(self, address: Address) -> bool:
         """Whether the director's way to the member is another one than was tried."""
-        if address.kind != "tls" or address in self._relays:
+        if address.kind != "tls" or address in self.relays:
             return False
-        self._relays = (address,)
+        self.relays = (address,)
         return True
 
     def _leave_member(self, left: PoolMember, error: JaxdError, deadline: float | None) -> None:
@@ -207,7 +209,7 @@ class MemberSession(Session):
         other = self._pool.another(tried, deadline)
         with self._moving:
             if self.at is left:
-                self.at, self.id, self._relays = other, None, ()
+                self.at, self.id, self.relays = other, None, ()
 
 
 def nobody_listens(error: BaseException) -> bool:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from jaxd.dispatch.caller import Caller
     from jaxd.dispatch.session import Session
     from jaxd_protocol.messages.pool_view import PoolMember
+    from jaxd_protocol.network.addresses import Address
 
 _MAX_ORDERS: Final = 4096
 _AVOIDED_S: Final = 10.0
@@ -37,6 +38,10 @@ _LOST_S: Final = 3.0
 """And for so long when none does: the director needs that to notice what happens to them."""
 
 _PROBE_S: Final = 1.0
+_FEW: Final = 16
+_COUNTED_S: Final = 0.02
+"""With more than so many members in use, what this process has open is counted so often."""
+
 _EVEN: Final = 1.0
 _NO_FIRST: Final = None, 0
 
@@ -88,9 +93,32 @@ class Routes(NamedTuple):
         limit = ceil(share * self.devices[name])
         return limit if self.loads[name] < limit else 0
 
-    def least_loaded(self, loads: Mapping[str, int]) -> str:
+    def least_loaded(self, loads: OpenCalls) -> str:
         """The member with the fewest open calls for its devices."""
         return min(self.names, key=lambda name: loads[name] / self.devices[name])
+
+
+class OpenCalls:
+    """The calls that each member has open: as told, or what this process has open where it is more.
+
+    Args:
+        told: by the director.
+        callers: make the calls of this process.
+    """
+
+    __slots__ = ("_callers", "_told")
+
+    def __init__(self, told: Mapping[str, int], callers: Mapping[str, MemberCaller]) -> None:
+        self._told = told
+        self._callers = callers
+
+    def get(self, name: str, default: int = 0) -> int:
+        """Those of one member."""
+        told, caller = self._told.get(name, default), self._callers.get(name)
+        return told if caller is None else max(told, caller.session.open_calls)
+
+    def __getitem__(self, name: str) -> int:
+        return self.get(name)
 
 
 class Pool:
@@ -121,6 +149,7 @@ class Pool:
         self._unused: set[MemberCaller] = set()  # as they were looked at last
         self._avoided: dict[str, tuple[int, float, str]] = {}
         self._home: MemberCaller | None = None
+        self._more: tuple[int, float, Routes | None] = (0, 0.0, None)  # one step sets it
 
     @property
     def breadth(self) -> int:
@@ -162,18 +191,19 @@ class Pool:
             self._wait_for_members((), deadline)
         return self._routes
 
-    def loads(self, routes: Routes) -> tuple[Mapping[str, int], int]:
-        """The calls that the members have open, and the sum."""
-        known = routes.loads
-        more = {
-            name: count
-            for name, each in list(self._callers.items())
-            if (count := each.session.open_calls) > known.get(name, count)
-        }
-        if not more:
-            return known, routes.total_load
-        loads = {**known, **more}
-        return loads, sum(loads.values())
+    def loads(self, routes: Routes) -> tuple[OpenCalls, int]:
+        """The calls that the members have open, and the sum.
+
+        With many members the sum is counted now and then; what was routed since is added.
+        """
+        loads, now = OpenCalls(routes.loads, self._callers), time.monotonic()
+        more, until, of = self._more
+        if of is not routes or now >= until:
+            callers = list(self._callers)
+            more = sum(loads[name] - routes.loads.get(name, 0) for name in callers)
+            until = now + _COUNTED_S if len(callers) > _FEW else now
+        self._more = more + 1, until, routes
+        return loads, routes.total_load + more
 
     def of_key(self, key: bytes, *, evenly: bool = False) -> MemberCaller:
         """The member that makes the next call of a function.
@@ -292,7 +322,7 @@ class Pool:
     def ask_about(self, member: PoolMember, error: JaxdError) -> Seen | None:
         """How the director sees a member that cannot be reached from here; None: it is away."""
         if self.is_lost(member):
-            return Seen("lost", "")
+            return Seen("lost")
         return self.keeper.report_unreachable(member, str(error))
 
     def avoid(self, member: PoolMember, error: JaxdError | None = None) -> None:
@@ -406,13 +436,15 @@ class Pool:
     def _cut_if_lost(self, caller: MemberCaller) -> None:
         """Ends the connection to a member that is gone, whose machine cannot say so any more."""
         at, connection = caller.session.at, caller.session.open_connection
-        if connection is not None and self.is_lost(at) and not self._can_be_reached(at):
+        if connection is None or not self.is_lost(at):
+            return
+        if not self._can_be_reached([*usable_addresses(at), *caller.session.relays]):
             connection.shut()
 
-    def _can_be_reached(self, member: PoolMember) -> bool:
+    def _can_be_reached(self, ways: Sequence[Address]) -> bool:
         from jaxd.connection.connect import Patience, dial
 
-        for address in usable_addresses(member):
+        for address in ways:
             try:
                 patience = Patience(time.monotonic() + _PROBE_S)
                 dial(address, self._caller.settings, patience).close()

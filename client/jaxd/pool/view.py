@@ -10,6 +10,7 @@ import json
 import threading
 import time
 import weakref
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
@@ -29,6 +30,7 @@ from jaxd_protocol.messages.pool_view import (
     PoolMember,
     PoolView,
 )
+from jaxd_protocol.network.addresses import Address
 
 if TYPE_CHECKING:
     from jaxd.connection.connection import ClientConnection
@@ -50,11 +52,12 @@ class Seen(NamedTuple):
 
     Attributes:
         state: as of `PoolMember`; "lost" also where it knows no such member.
-        address: where the director relays to the member; empty: nowhere.
+        relay: where the director relays to the member, and what it wants to see there; None:
+            nowhere.
     """
 
     state: str
-    address: str
+    relay: Address | None = None
 
 
 class Follower(Protocol):
@@ -164,7 +167,7 @@ class ViewKeeper:
         try:
             about = member.name, member.epoch, reason[:500]
             found = _content(connection.request(POOL_UNREACHABLE, about, deadline=_soon())[0])
-            return Seen(str(found.get("state", "lost")), str(found.get("address", "")))
+            return _seen(found)
         except JaxdError:
             return None
         finally:
@@ -248,6 +251,18 @@ class ViewKeeper:
             )
         self.accepts = welcome.get("accept", "code")
         return connection
+
+
+def _seen(answer: Mapping[str, Any]) -> Seen:
+    """What a director has answered about a member.
+
+    Raises:
+        ConfigurationError: when its relay has no address.
+    """
+    state, address = str(answer.get("state", "lost")), str(answer.get("address", ""))
+    if not address:
+        return Seen(state)
+    return Seen(state, Address.parse(address)._replace(ticket=str(answer.get("ticket", ""))))
 
 
 def _soon() -> float:

@@ -133,6 +133,30 @@ class Kept(NamedTuple):
     lost_with_worker: dict[str, int] = {}  # noqa: RUF012  nobody changes it
     keeps_calls: bool = False
 
+    @classmethod
+    def together(cls, found: Sequence[Kept]) -> Kept:
+        """Of several servers, such as the members of a pool: bytes and limits are added up.
+
+        Args:
+            found: what is kept for each, one at least; of ages and calls the largest counts.
+        """
+        if len(found) == 1:
+            return found[0]
+        ages = [each.snapshot_age_s for each in found if each.snapshot_age_s is not None]
+        lost = sum((Counter(each.lost_with_worker) for each in found), Counter())
+        return cls(
+            is_on=True,
+            limit_bytes=sum(each.limit_bytes for each in found),
+            call_bytes=sum(each.call_bytes for each in found),
+            snapshot_bytes=sum(each.snapshot_bytes for each in found),
+            snapshot_age_s=max(ages, default=None),
+            snapshot_seconds=sum(each.snapshot_seconds for each in found),
+            stopped="; ".join(dict.fromkeys(each.stopped for each in found if each.stopped)),
+            calls=max(each.calls for each in found),
+            lost_with_worker=dict(lost),
+            keeps_calls=any(each.keeps_calls for each in found),
+        )
+
 
 class Recovery:
     """Keeps what is needed to make the arrays of one session again. Thread-safe.

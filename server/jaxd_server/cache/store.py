@@ -36,13 +36,17 @@ _WITHOUT_PAYLOAD: Final = {"calls", "reads", "environments"}
 _ABSENT: Final = {errno.ENOENT, errno.ENOTDIR}
 
 
+OpenShared = Callable[[str, Mapping[str, str]], SharedStore | None]
+"""Opens what others have for a target and its facts; None: there is nothing."""
+
+
 def open_store(
     target: str,
     facts: Mapping[str, str],
     cache_dir: str | None = None,
     disk_bytes: int = DISK_BYTES,
     principal_disk_bytes: int = 0,
-    shared: Callable[[str, Mapping[str, str]], SharedStore | None] | None = None,
+    shared: OpenShared | None = None,
     *,
     is_brief: bool = False,
 ) -> Store | None:
@@ -129,6 +133,15 @@ class Store:
         """The absolute path of this target's folder."""
         return self._directory.folder
 
+    @property
+    def target(self) -> str:
+        """What the records are good for."""
+        return self._directory.target
+
+    def label(self, kind: Kind, name: bytes) -> str:
+        """What a record is called below the cache folder, the same in every server."""
+        return self._directory.file(kind, name).removeprefix(f"{self._directory.root}/")
+
     # reading -------------------------------------------------------------------------------------
 
     def read(self, kind: Kind, name: bytes, payload: bool = True) -> Record | None:
@@ -136,17 +149,19 @@ class Store:
 
         What still waits to be written is found. With its payload, that counts as a use.
         """
+        record = self.read_here(kind, name, payload)
+        if record is None and not self._writer.hides(kind, name):
+            return self._read_shared(kind, name, payload)
+        if payload and record is not None:
+            self.touch(kind, name)
+        return record
+
+    def read_here(self, kind: Kind, name: bytes, payload: bool = True) -> Record | None:
+        """As `read`, but of what is here; it is no use of it."""
         waiting = self._writer.find(kind, name)
         if waiting is not None:
             return waiting if payload else Record(waiting.content, b"")
-        if self._writer.hides(kind, name):
-            return None
-        record = self._read_file(kind, name, payload)
-        if record is None:
-            return self._read_shared(kind, name, payload)
-        if payload:
-            self.touch(kind, name)
-        return record
+        return None if self._writer.hides(kind, name) else self._read_file(kind, name, payload)
 
     def read_other(self, kind: Kind, name: bytes, payload: bool = True) -> Record | None:
         """The record of the shared store, which may be another one than is here."""

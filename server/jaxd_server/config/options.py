@@ -165,6 +165,12 @@ class ServerOptions:
         default=False,
         more=". So does `JAXD_STORE_READ_ONLY=1`",
     )
+    peers: str | None = _address(
+        _FOLDER,
+        "file with the other members of the pool, from which programs and arrays are taken",
+        shown="none",
+        more=". `jaxd pool` writes it, see [compiled once](pool.md#compiled-once)",
+    )
     token_file: str | None = _access(
         _PATH,
         "token that clients on TCP and TLS have to prove, as made by `jaxd token`",

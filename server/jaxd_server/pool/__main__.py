@@ -24,22 +24,35 @@ from jaxd_protocol.errors import (
     ProtocolError,
     ServerDraining,
 )
+from jaxd_protocol.messages.pool_view import LOAD_EVERY_S
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import make_private_directory
+from jaxd_protocol.network.tokens import Seal
 from jaxd_server.auth.listen_policy import check_trust
 from jaxd_server.auth.listeners import Listener, open_listeners
 from jaxd_server.auth.tls_setup import connection_hints, ready_for_tls
 from jaxd_server.config.options import ServerOptions, parse_arguments
 from jaxd_server.pool import ray_cluster
 from jaxd_server.pool.director import Director
-from jaxd_server.pool.member_server import StaticServer
-from jaxd_server.pool.members import DirectorEnd, MemberEntry, MemberTable, Order, Seal
+from jaxd_server.pool.member_server import StaticPool
+from jaxd_server.pool.members import (
+    DirectorEnd,
+    LoadScaling,
+    MemberEntry,
+    MemberTable,
+    Order,
+    peers_digest,
+)
 from jaxd_server.pool.settings import PoolSettings, read_pool_key, read_settings
 from jaxd_server.runtime import logs
 from jaxd_server.runtime.logs import log_event
 
 TICK_S: Final = 0.5
 """Between two questions to a member."""
+
+_MOST_ASKED: Final = 200
+"""So many members are asked at a time, those that were silent for longest first, ten times a
+second: with more, each is asked less often."""
 
 _STUCK_S: Final = 6.0
 """A question without an answer for so long is asked anew."""
@@ -104,10 +117,13 @@ class Pool:
         self._failing_since: dict[str, float] = {}  # of those that have never reported
         self._lock = threading.RLock()  # guards the next three, which orders change
         self._count = settings.members.count
+        self._scaling = LoadScaling(settings.scaling, settings.members)
         self._next = 1
         self._forced: set[str] = set()
         self._kept: Mapping[str, Any] = {}
         self._kept_at = 0.0
+        self._peers: Mapping[str, Sequence[str]] = {}  # as they were when members were asked last
+        self._peers_digest = ""
         self.is_ending = False
         self.epoch, sealed = members.take_over()
         if sealed:
@@ -159,20 +175,44 @@ class Pool:
             ServerDraining: when another director has taken over.
         """
         with self._lock:
+            self._scale_by_load()
             self._start_missing()
             self._drain_old_versions()
             ending = [each.member.name for each in self._table.entries() if self._is_done(each)]
         for name in ending:
             self._stop(name)
         self._keep()
-        self._ask_all()
-        self._collect(TICK_S)
+        self._peers = self._table.peers()
+        self._peers_digest = peers_digest(self._peers)
+        until = time.monotonic() + TICK_S
+        while time.monotonic() < until:
+            self._ask_all()
+            self._collect(min(LOAD_EVERY_S, TICK_S))
         self._table.check_silence(self._stopping)
 
     def _current(self) -> list[MemberEntry]:
         """The members that are not to be left, of the present version."""
         label = self._settings.members.version
         return [e for e in self._table.entries() if e.label == label and not e.is_draining]
+
+    def _scale_by_load(self) -> None:
+        """Wants more members, or fewer, as the load asks for; one with arrays does not go."""
+        current = self._current()
+        ready = [each for each in current if each.member.state == "ready"]
+        if self.is_ending or len(ready) < self._count:
+            return  # what was started last is not here yet
+        load = sum(each.report.load for each in ready)
+        devices = sum(max(1, each.member.devices) for each in ready)
+        wanted = self._scaling.wanted(self._count, load, devices)
+        if wanted < self._count:
+            free = [each for each in ready if not each.may_hold_values]
+            if not free:
+                self._scaling.keep(", ".join(each.held for each in ready))
+                return
+            self._table.drain(min(free, key=lambda each: each.report.load).member.name)
+        if wanted != self._count:
+            log_event("pool_scaled", members=self._count, wanted=wanted, load=load)
+            self._count = wanted
 
     def _start_missing(self) -> None:
         if self.is_ending:
@@ -199,8 +239,9 @@ class Pool:
         name, now = entry.member.name, time.monotonic()
         if not entry.is_draining or name in self._stopping:
             return False
-        said, state = entry.report, entry.member.state
-        is_empty = state == "lost" or not (said.values or said.load)
+        state = entry.member.state
+        is_busy = state != "lost" and entry.report.load > 0
+        is_empty = not (entry.may_hold_values or is_busy)
         since = self._empty_since.setdefault(name, now) if is_empty else now
         if not is_empty:
             self._empty_since.pop(name, None)
@@ -227,20 +268,24 @@ class Pool:
     # asking members ------------------------------------------------------------------------------
 
     def _ask_all(self) -> None:
-        now = time.monotonic()
-        for entry in self._table.entries():
+        now, room = time.monotonic(), _MOST_ASKED
+        for entry in sorted(self._table.entries(), key=lambda each: each.heard_at):
             name = entry.member.name
             sent = self._sent.get(name)
             waits_s = 0.0 if sent is None else now - sent.at
             if name in self._stopping:
                 if waits_s > _STOP_S:
                     self._end_actor(name)
-            elif sent is None or (entry.heard_at and waits_s > _STUCK_S):
+            elif room and (sent is None or (entry.heard_at and waits_s > _STUCK_S)):
+                room -= 1
                 self._send(name, "report")
 
     def _send(self, name: str, order: Order) -> None:
-        instance = self._table.entry(name).report.instance
-        message, nonce = self._end.ask(name, order, instance)
+        said = self._table.entry(name).report
+        is_old = order == "report" and bool(said.instance) and said.knows != self._peers_digest
+        peers = self._peers if is_old else None
+        news = {"load": said.load, "wait_s": TICK_S} if said.state == "ready" else {}
+        message, nonce = self._end.ask(name, order, said.instance, peers, **news)
         try:
             ref = self._members.send(name, message)
         except LookupError:
@@ -323,8 +368,7 @@ class Pool:
                 "Change min or max in its pool.toml, and run `jaxd pool up` again."
             )
         surplus = len(self._current()) - count
-        by_value = sorted(self._current(), key=lambda each: each.report.value_bytes)
-        leaving = by_value[: max(0, surplus)]
+        leaving = sorted(self._current(), key=_by_loss)[: max(0, surplus)]
         self._leave(leaving, force=content.get("force") is True)
         self._count = count
 
@@ -345,14 +389,9 @@ class Pool:
         Raises:
             ConfigurationError: when they would, and that is not accepted.
         """
-        there = [each for each in leaving if each.member.state != "lost"]
-        holding = [each for each in there if each.report.values]
+        holding = [each for each in leaving if each.may_hold_values]
         if holding and not force:
-            held = ", ".join(
-                f"{each.member.name} ({each.report.values} of {each.report.sessions} clients, "
-                f"{each.report.value_bytes / 1e6:.1f} MB)"
-                for each in holding
-            )
+            held = ", ".join(each.held for each in holding)
             raise ConfigurationError(
                 f"arrays of clients would be lost with {held}. Drain these first (jaxd pool drain "
                 "NAME), so that clients move them, or accept the loss with --force."
@@ -363,47 +402,9 @@ class Pool:
                 self._forced.add(each.member.name)
 
 
-class StaticPool:
-    """Watches servers that somebody else has started, as members.
-
-    Args:
-        settings: of the pool, with its members.
-        table: what clients see of them.
-        token: with which servers on other machines are asked.
-    """
-
-    def __init__(self, settings: PoolSettings, table: MemberTable, token: str | None) -> None:
-        self._settings = settings
-        self._table = table
-        for name, addresses in settings.static.items():
-            table.expect(name, "")
-            server = StaticServer(addresses, token)
-            threading.Thread(
-                target=self._watch, args=(name, server), name="jaxd-member", daemon=True
-            ).start()
-
-    def _watch(self, name: str, server: StaticServer) -> None:
-        while True:
-            time.sleep(TICK_S)
-            try:
-                self._table.hear(name, server.report())
-            except (JaxdError, OSError) as error:
-                self._table.miss(name, str(error))
-
-    def obey(self, order: str, content: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Only the status can be asked for.
-
-        Raises:
-            ConfigurationError: for any other order.
-        """
-        if order != "status":
-            raise ConfigurationError(
-                "the members of this pool are servers that somebody else has started: change "
-                "pool.toml and run `jaxd pool up` again, and stop servers where they run."
-            )
-        members = [each.to_status() for each in self._table.entries()]
-        head = {"pool": self._settings.name, "epoch": 1, "pid": os.getpid()}
-        return {**head, "wanted": len(members), "version": "", "members": members}
+def _by_loss(entry: MemberEntry) -> tuple[bool, int]:
+    """Sorts members by what would be lost with them, the least first."""
+    return entry.may_hold_values, entry.report.value_bytes
 
 
 # the process --------------------------------------------------------------------------------------

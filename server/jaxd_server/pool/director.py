@@ -16,20 +16,25 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
+from hashlib import blake2b
+from hmac import compare_digest
 from typing import Any, Final, NamedTuple
 
+from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.base.process import start_thread
 from jaxd_protocol.errors import Busy, ConfigurationError, NotPermitted, ProtocolError
 from jaxd_protocol.messages.calls import FAILED
 from jaxd_protocol.messages.failures import encode_failure
 from jaxd_protocol.messages.pool_view import (
+    LOAD_EVERY_S,
     MOST_WAIT_S,
     POOL_IN_WELCOME,
     POOL_ORDER,
     POOL_UNREACHABLE,
     POOL_VIEW,
 )
-from jaxd_protocol.network.addresses import Address
+from jaxd_protocol.network.accounts import Account
+from jaxd_protocol.network.addresses import RELAY_GREETING_BYTES, Address, relay_greeting
 from jaxd_protocol.network.handshake import finish_handshake, refuse_client
 from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, stream_over
 from jaxd_protocol.wire.stream import tune_socket
@@ -48,6 +53,11 @@ _MAX_FRAME_BYTES: Final = 1 << 20
 _MOST_RELAYED: Final = 256
 """Connections to one member at a time."""
 
+_BYTES_S: Final = 50e6
+"""News for all clients together; where they are more, they are told less often."""
+
+_MOST_PAUSE_S: Final = 2.0
+_MOST_TICKETS: Final = 1 << 16
 _POLL_S: Final = 0.5
 _CONNECT_S: Final = 5.0
 _RELAY_PAUSE_S: Final = 0.1
@@ -90,8 +100,8 @@ class Director:
         self.options = options
         self.epoch = epoch
         self.obey = obey or _no_orders
-        self.relays = Relays(table, options)
         self._accounts = Accounts(options)
+        self.relays = Relays(table, options, self._accounts.is_still_valid)
         self._connected = ConnectedAccounts(self._accounts)
         self._log_limiter = RateLimiter(_LOG_BURST, 1.0)
         self._closing = threading.Event()
@@ -103,7 +113,11 @@ class Director:
             ViewAcceptor(one, authenticator_at(one.address), self._connected, self)
             for one in listeners
         ]
-        table.on_news = self._wake
+        self._has_news = threading.Event()
+        self._answers: dict[tuple[int, str], str] = {}
+        self.told, self._told_bytes = 0, 0
+        table.on_news = self._has_news.set
+        threading.Thread(target=self._tell, name="jaxd-tell", daemon=True).start()
         for acceptor in self._acceptors:
             acceptor.start_in_thread()
         threading.Thread(target=self._watch_accounts, name="jaxd-accounts", daemon=True).start()
@@ -111,6 +125,7 @@ class Director:
     def close(self) -> None:
         """Accepts nobody any more, and ends all connections."""
         self._closing.set()
+        self._has_news.set()
         for acceptor in self._acceptors:
             acceptor.close()
         self.relays.close()
@@ -122,10 +137,34 @@ class Director:
         while not self._closing.wait(_POLL_S):
             self._connected.poll()
 
-    def _wake(self) -> None:
-        with self._lock:
-            for connection in self._open:
-                connection.wake()
+    def _tell(self) -> None:
+        """Tells all clients what is new: all at once, and no more often than it can be sent."""
+        while True:
+            self._has_news.wait()
+            if self._closing.is_set():
+                return
+            self._has_news.clear()
+            self._told_bytes, self._answers = 0, {}
+            self.told = self.table.sequence
+            with self._lock:
+                for connection in self._open:
+                    connection.wake()
+            self._closing.wait(LOAD_EVERY_S)
+            self._closing.wait(min(_MOST_PAUSE_S, self._told_bytes / _BYTES_S))
+
+    def is_news(self, known: int, source: str) -> bool:
+        """Whether a client that knows this is told something now."""
+        return known < self.told or source != self.table.source
+
+    def answer(self, known: int, source: str) -> str:
+        """What such a client is told; written once for all that know the same."""
+        found = self._answers.get((known, source))
+        if found is None:
+            found = json.dumps(self.table.news(known, source).to_message())
+            if known < self.told and source == self.table.source:
+                self._answers[known, source] = found
+        self._told_bytes += len(found)
+        return found
 
     def serve(self, stream: BulkStream, admitted: AuthenticatedPeer) -> None:
         """Answers one client until it leaves."""
@@ -261,15 +300,14 @@ class ViewConnection:
                 self._on_message(*message)
 
     def _answer_or_wait(self, asked: _Asked) -> None:
-        table, left_s = self._director.table, asked.until - time.monotonic()
-        if left_s > 0 and not table.has_news(asked.known, asked.source):
+        director, left_s = self._director, asked.until - time.monotonic()
+        if left_s > 0 and not director.is_news(asked.known, asked.source):
             self._poll.poll(left_s * 1000)
             with suppress(BlockingIOError):
                 os.eventfd_read(self._news)
             return
         self._asked = None
-        answer = table.news(asked.known, asked.source).to_message()
-        self._connection.send_reply(asked.seq, json.dumps(answer))
+        self._connection.send_reply(asked.seq, director.answer(asked.known, asked.source))
 
     def _on_message(self, verb: str | None, seq: int, args: Any) -> None:
         if verb is None:
@@ -313,8 +351,9 @@ class ViewConnection:
         state = "lost" if member is None else member.state
         self._director.log_unreachable(name, epoch, self._admitted.principal, reason)
         can_relay = member is not None and state != "lost"
-        address = self._director.relays.address(name) if can_relay else None
-        return json.dumps({"state": state, "address": str(address or "")})
+        address = self._director.relays.address(name, self._admitted) if can_relay else None
+        ticket = {"ticket": address.ticket} if address is not None else {}
+        return json.dumps({"state": state, "address": str(address or ""), **ticket})
 
     def _order(self, order: str, content: str) -> str:
         if self._admitted.account is not None:
@@ -339,22 +378,38 @@ _VERBS: Final[Mapping[str, tuple[type, ...]]] = {
 class Relays:
     """Ports of the director that lead to members, opened when a client needs one. Thread-safe.
 
-    What is relayed is TLS between client and member, and members authenticate clients: who reaches
-    such a port gets no further than who reaches the member.
+    What is relayed is TLS between client and member. Nothing is passed on for who does not show a
+    ticket that the director has given to a client: a member sees all that is relayed come from the
+    director, and would refuse that for the wrong tokens of strangers.
 
     Args:
         table: the members.
         options: where the director listens.
+        is_valid: whether an account is still one.
     """
 
-    def __init__(self, table: MemberTable, options: ServerOptions) -> None:
+    def __init__(
+        self,
+        table: MemberTable,
+        options: ServerOptions,
+        is_valid: Callable[[Account], bool] = lambda _: True,
+    ) -> None:
         self._table = table
         self._options = options
+        self._is_valid = is_valid
+        self._secret = os.urandom(32)
+        self._given: BoundedDict[str, tuple[str, Account | None]] = BoundedDict(_MOST_TICKETS)
         self._open: dict[str, Relay] = {}
         self._lock = threading.Lock()  # guards it
 
-    def address(self, name: str) -> Address | None:
-        """Where clients reach a member through the director; None: there is no way to it.
+    def address(self, name: str, client: AuthenticatedPeer) -> Address | None:
+        """Where a client reaches a member through the director; None: there is no way to it.
+
+        It has the client's ticket: the same for all that it is asked for.
+
+        Args:
+            name: of the member.
+            client: who asks.
 
         Raises:
             OSError: when no port can be opened.
@@ -366,8 +421,24 @@ class Relays:
         with self._lock:
             relay = self._open.get(name)
             if relay is None:
-                relay = self._open[name] = Relay(own.host, partial(self._target, name))
-        return advertised(self._options, own)._replace(port=relay.port, pin=target.pin)
+                admits = partial(self._admits, name)
+                relay = self._open[name] = Relay(own.host, partial(self._target, name), admits)
+        ticket = self._ticket(name, client)
+        place = advertised(self._options, own)
+        return place._replace(port=relay.port, pin=target.pin, ticket=ticket)
+
+    def _ticket(self, name: str, client: AuthenticatedPeer) -> str:
+        about = json.dumps([name, client.principal]).encode()
+        ticket = blake2b(about, key=self._secret, digest_size=16).hexdigest()
+        self._given[ticket] = name, client.account
+        return ticket
+
+    def _admits(self, name: str, greeting: bytes) -> bool:
+        """Whether what somebody says first to the relay of a member has a ticket for it."""
+        ticket = greeting[-32:].decode("ascii", "replace")
+        member, account = self._given.get(ticket, ("", None))
+        is_right = compare_digest(greeting, relay_greeting(ticket)) and member == name
+        return is_right and (account is None or self._is_valid(account))
 
     def _target(self, name: str) -> Address | None:
         """The TLS address of a member, as it is now."""
@@ -410,19 +481,42 @@ class _Pair:
                 sock.shutdown(socket.SHUT_RDWR)
 
 
+def _greeting(client: socket.socket) -> bytes:
+    """What somebody says first; it may take no longer than to connect.
+
+    Raises:
+        OSError: when it takes longer.
+    """
+    greeting, until = b"", time.monotonic() + _CONNECT_S
+    while len(greeting) < RELAY_GREETING_BYTES:
+        client.settimeout(max(0.001, until - time.monotonic()))
+        part = client.recv(RELAY_GREETING_BYTES - len(greeting))
+        if not part:
+            break
+        greeting += part
+    return greeting
+
+
 class Relay:
     """A port that leads to one member.
 
     Args:
         host: where to listen.
         target: the address of the member now; None: it has none.
+        admits: whether what somebody says first is a ticket.
 
     Attributes:
         port: the port.
     """
 
-    def __init__(self, host: str, target: Callable[[], Address | None]) -> None:
+    def __init__(
+        self,
+        host: str,
+        target: Callable[[], Address | None],
+        admits: Callable[[bytes], bool],
+    ) -> None:
         self._target = target
+        self._admits = admits
         self._slots = threading.BoundedSemaphore(_MOST_RELAYED)
         self._closed = threading.Event()
         self._listening = socket.create_server((host, 0))
@@ -458,7 +552,7 @@ class Relay:
         try:
             with client, suppress(OSError):
                 target = self._target()
-                if target is not None:
+                if target is not None and self._admits(_greeting(client)):
                     member = socket.create_connection(target.place, _CONNECT_S)
                     for each in (client, member):
                         tune_socket(each)  # a peer that is gone is noticed

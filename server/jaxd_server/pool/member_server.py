@@ -21,35 +21,37 @@ from contextlib import suppress
 from typing import Any, Final
 
 from jaxd_protocol.base.process import machine_id
-from jaxd_protocol.errors import JaxdError, ProtocolError
-from jaxd_protocol.messages.pool_view import MOST_WARM, WARM_DIGITS, may_be_told
+from jaxd_protocol.errors import ConfigurationError, JaxdError, ProtocolError
+from jaxd_protocol.messages.pool_view import LOAD_EVERY_S, is_load_news, may_be_told
 from jaxd_protocol.messages.server_view import ServerView
 from jaxd_protocol.network.addresses import Address
-from jaxd_protocol.network.certificates import (
-    certificate_of,
-    check_pin,
-    client_context,
-    fingerprint_of,
-)
-from jaxd_protocol.network.handshake import ChannelBinding, handshake_with_server
+from jaxd_protocol.network.certificates import certificate_of, fingerprint_of
 from jaxd_protocol.network.local_server import (
     PoolFiles,
     control_path,
     make_private_directory,
 )
-from jaxd_protocol.wire.tls_socket import TlsSocket
 from jaxd_server.auth.tls_setup import prepare_own_certificate
-from jaxd_server.pool.members import MemberReport
-from jaxd_server.pool.settings import MemberSettings
+from jaxd_server.cache.peers import Members, greet
+from jaxd_server.cache.record_file import write_file
+from jaxd_server.pool.members import MemberReport, MemberTable
+from jaxd_server.pool.settings import MemberSettings, PoolSettings
 from jaxd_server.runtime.child_startup import die_with_the_parent
 from jaxd_server.runtime.json_lines import MAX_LINE_BYTES
 
 _LOOK_S: Final = 0.1
-_EVERY_S: Final = 0.5
+_MOST_WARM: Final = 64
+_WARM_DIGITS: Final = 16
+"""Of how many functions the keys are reported, those used last first, and how many hex digits."""
+
+REPORT_S: Final = 0.5
+"""After so long a member reports, also where nothing has changed."""
+
 _GRACE_S: Final = 20.0
 _PROBE_S: Final = 1.0
 _LOG: Final = "server.log"
 _TAIL_BYTES: Final = 2000
+_PEERS: Final = "members.json"
 
 _SERVES: Final = frozenset({"ready", "busy", "resting"})
 """The states of a worker in which calls can be made."""
@@ -68,12 +70,24 @@ class ServerWatch:
         self._control = control
         self._view: ServerView | None = None
         self._is_closed = False
+        self._changed = threading.Condition()
         threading.Thread(target=self._run, name="jaxd-watch", daemon=True).start()
 
     @property
     def view(self) -> ServerView | None:
         """The server as it was seen last; None while nothing answers."""
         return self._view
+
+    def wait_for_load(self, known: int, most_s: float) -> None:
+        """Returns when the load is other than one by enough, or after so long.
+
+        Args:
+            known: that one; below zero: nothing is waited for.
+            most_s: seconds.
+        """
+        if known >= 0 and most_s > 0.0:
+            with self._changed:
+                self._changed.wait_for(lambda: is_load_news(known, load_of(self._view)), most_s)
 
     def close(self) -> None:
         """Watches no longer."""
@@ -89,13 +103,24 @@ class ServerWatch:
     def _follow(self) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.connect(self._control)
-            sock.sendall(json.dumps({"ask": "watch", "every_s": _EVERY_S}).encode() + b"\n")
+            sock.sendall(json.dumps({"ask": "watch", "every_s": LOAD_EVERY_S}).encode() + b"\n")
             with sock.makefile("rb") as lines:
                 while not self._is_closed and (line := lines.readline(MAX_LINE_BYTES)):
                     said = json.loads(line)
                     before = self._view or ServerView()
                     fresh = ServerView() if "view" in said else before
                     self._view = fresh.patched(said.get("view") or said.get("change") or {})
+                    with self._changed:
+                        self._changed.notify_all()
+
+
+def load_of(view: ServerView | None) -> int:
+    """The calls that a server has open: those that run, and those that wait."""
+    if view is None:
+        return 0
+    waiting = sum(row.length for name, row in view.queues.items() if name != "builds")
+    calls = view.queues.get("calls")
+    return waiting + (calls.running if calls else 0)
 
 
 def report_of(view: ServerView | None, **known: Any) -> MemberReport:
@@ -110,15 +135,13 @@ def report_of(view: ServerView | None, **known: Any) -> MemberReport:
     states = {each.state: each.why for each in view.workers.values()}
     broken = states.get("broken", "")
     state = "ready" if _SERVES & states.keys() else "lost" if "broken" in states else "starting"
-    waiting = sum(row.length for name, row in view.queues.items() if name != "builds")
-    calls = view.queues.get("calls")
     used = sorted(view.functions.items(), key=lambda item: -item[1].last_use)
-    warm = [key[:WARM_DIGITS] for key, row in used if row.programs][:MOST_WARM]
+    warm = [key[:_WARM_DIGITS] for key, row in used if row.programs][:_MOST_WARM]
     found: dict[str, Any] = {
         "state": state,
         "why": broken or ("the worker does not answer" if "stuck" in states else ""),
         "devices": len(view.devices) or known.get("devices", 0),
-        "load": waiting + (calls.running if calls else 0),
+        "load": load_of(view),
         "warm": tuple(warm),
         "values": sum(row.count for row in view.values.values()),
         "value_bytes": sum(row.nbytes for row in view.values.values()),
@@ -141,6 +164,8 @@ class MemberServer:
     def __init__(self, pool: str, name: str, settings: MemberSettings, node: str, key: str) -> None:
         directory = make_private_directory(PoolFiles.of(pool).directory)
         self.folder = make_private_directory(os.path.join(directory, name))
+        self._name = name
+        self._peers_file = os.path.join(self.folder, _PEERS)
         self._settings = settings
         self._node = node
         self._key = key
@@ -166,6 +191,10 @@ class MemberServer:
         listen = () if view is None else view.server.listen
         addresses = tuple(map(self._for_clients, filter(may_be_told, listen)))
         return report_of(view, addresses=addresses, **known)
+
+    def wait_for_load(self, known: int, most_s: float) -> None:
+        """As of its `ServerWatch`."""
+        self._watch.wait_for_load(known, most_s)
 
     def stop(self) -> None:
         """Ends the server; its calls are finished first, for a while."""
@@ -206,7 +235,13 @@ class MemberServer:
         listen = [str(self._unix), str(Address.tls(self._node, port))]
         addresses = [word for each in listen for word in ("--listen", each)]
         store = ["--store", settings.store or "none"]
-        return [*start, *addresses, *store, *settings.arguments]
+        peers = [] if _SEPARATE in settings.arguments else ["--peers", self._peers_file]
+        return [*start, *addresses, *store, *peers, *settings.arguments]
+
+    def know(self, addresses: Mapping[str, Sequence[str]]) -> None:
+        """Has the server know the members of the pool, by name with their addresses."""
+        text = Members(self._name, {k: tuple(v) for k, v in addresses.items()}).to_text()
+        write_file(self._peers_file, (text.encode(),))
 
     def _environment(self) -> dict[str, str]:
         settings = self._settings
@@ -234,6 +269,9 @@ class MemberServer:
             return lines[-1] if lines else "it has said nothing"
         return "its log cannot be read"
 
+
+_SEPARATE: Final = "--worker-per-principal"
+"""Workers of several principals share nothing, also not with those of another member."""
 
 _NOT_INHERITED: Final = frozenset(
     {"JAXD_SERVER", "JAXD_STORE", "JAXD_STORE_READ_ONLY"}
@@ -278,6 +316,14 @@ class StaticServer:
         here = unix and os.path.exists(unix[0].path)
         self._watch = ServerWatch(control_path(unix[0])) if here else None
 
+    def wait_for_load(self, known: int, most_s: float) -> None:
+        """Returns when its load is other than one by enough, or after so long."""
+        time.sleep(LOAD_EVERY_S)
+        if self._watch is None:
+            time.sleep(max(0.0, most_s - LOAD_EVERY_S))
+        else:
+            self._watch.wait_for_load(known, most_s - LOAD_EVERY_S)
+
     def report(self) -> MemberReport:
         """What it is now.
 
@@ -286,7 +332,7 @@ class StaticServer:
         """
         known: dict[str, Any] = {"addresses": self._addresses}
         if self._watch is None:
-            welcome = _greet(self._tls(), self._token)
+            welcome = greet(self._tls(), self._token, _PROBE_S)
             instance = f"{welcome.get('epoch')}/{welcome.get('pid')}"
             host = self._tls().host
             return MemberReport(instance=instance, state="ready", node=host, **known)
@@ -311,18 +357,70 @@ class StaticServer:
         return found[0]
 
 
-def _greet(address: Address, token: str | None) -> Mapping[str, Any]:
-    """The welcome of a server, which shows that its worker accepts clients."""
-    context = client_context(pinned=bool(address.pin))
-    with socket.create_connection(address.place, _PROBE_S) as sock:
-        line = TlsSocket(sock, context, server_name=address.host)
-        line.settimeout(_PROBE_S)
-        line.do_handshake()
-        certificate = line.peer_certificate()
-        if address.pin:
-            check_pin(certificate, address.pin, str(address._replace(pin="")))
-        binding = ChannelBinding("tls", fingerprint_of(certificate))
-        return handshake_with_server(line, binding, {}, token, None)
+class StaticPool:
+    """Watches servers that somebody else has started, as members.
+
+    Args:
+        settings: of the pool, with its members.
+        table: what clients see of them.
+        token: with which servers on other machines are asked.
+    """
+
+    def __init__(self, settings: PoolSettings, table: MemberTable, token: str | None) -> None:
+        self._settings = settings
+        self._table = table
+        self._lock = threading.Lock()  # guards what is kept
+        self._kept_in = os.path.join(settings.files.directory, _STATIC_STATE)
+        self._kept: Mapping[str, Any] = {}
+        with suppress(OSError, ValueError, KeyError, TypeError), open(self._kept_in) as file:
+            table.restore(json.load(file))
+        for name in [each.member.name for each in table.entries()]:
+            if name not in settings.static:
+                table.remove(name)
+        known = {each.member.name for each in table.entries()}
+        for name, addresses in settings.static.items():
+            if name not in known:
+                table.expect(name, "")
+            server = StaticServer(addresses, token)
+            threading.Thread(
+                target=self._watch, args=(name, server), name="jaxd-member", daemon=True
+            ).start()
+
+    def _watch(self, name: str, server: StaticServer) -> None:
+        while True:
+            server.wait_for_load(self._table.entry(name).report.load, REPORT_S)
+            try:
+                self._table.hear(name, server.report())
+            except (JaxdError, OSError) as error:
+                self._table.miss(name, str(error))
+            self._keep()
+
+    def _keep(self) -> None:
+        """Writes what the next director has to know: epochs, and whose they are."""
+        with self._lock, suppress(OSError):
+            now = self._table.to_kept()
+            if now != self._kept:
+                write_file(self._kept_in, (json.dumps(now).encode(),))
+                self._kept = now
+
+    def obey(self, order: str, content: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Only the status can be asked for.
+
+        Raises:
+            ConfigurationError: for any other order.
+        """
+        if order != "status":
+            raise ConfigurationError(
+                "the members of this pool are servers that somebody else has started: change "
+                "pool.toml and run `jaxd pool up` again, and stop servers where they run."
+            )
+        members = [each.to_status() for each in self._table.entries()]
+        head = {"pool": self._settings.name, "epoch": 1, "pid": os.getpid()}
+        return {**head, "wanted": len(members), "version": "", "members": members}
+
+
+_STATIC_STATE: Final = "static.json"
+"""What the director of a pool without Ray leaves for the next one."""
 
 
 def main(words: Sequence[str]) -> int:

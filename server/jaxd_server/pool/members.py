@@ -8,67 +8,29 @@ stand for it. What a director orders names the member's process and counts up: n
 from __future__ import annotations
 
 import hashlib
-import hmac
 import json
 import secrets
 import threading
 import time
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import ceil
 from typing import Any, Final, Literal
 
 from jaxd_protocol.errors import AuthenticationFailed, ConfigurationError, ProtocolError
-from jaxd_protocol.messages.pool_view import LOAD_EVERY_S, PoolMember
+from jaxd_protocol.messages.pool_view import LOAD_SETTLES_S, PoolMember, is_load_news
 from jaxd_protocol.messages.server_view import read_row, row_dict
+from jaxd_protocol.network.tokens import Seal
+from jaxd_server.pool.settings import MemberSettings, ScalingSettings
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.view_journal import Journal, News
 
 SILENT_S: Final = 2.0
 """A member that has not reported for so long is lost. It is asked four times as often."""
 
-_MAC_BYTES: Final = 32
+_MOST_WAIT_S: Final = 1.0
 
 Order = Literal["report", "drain", "stop"]
-
-
-class Seal:
-    """Seals messages with the key of a pool, and opens those that were.
-
-    Args:
-        key: the secret that all parts of a pool have.
-    """
-
-    def __init__(self, key: str) -> None:
-        data = key.encode()
-        self._key = hashlib.blake2b(data, digest_size=_MAC_BYTES, person=b"jaxd pool").digest()
-
-    def seal(self, purpose: str, content: Mapping[str, Any]) -> bytes:
-        """A message that opens only for that purpose."""
-        body = json.dumps(content).encode()
-        return self._mac(purpose, body) + body
-
-    def open(self, purpose: str, message: bytes) -> dict[str, Any]:
-        """What was sealed for that purpose.
-
-        Raises:
-            AuthenticationFailed: when it was not, or with another key.
-        """
-        mac, body = message[:_MAC_BYTES], message[_MAC_BYTES:]
-        if not hmac.compare_digest(mac, self._mac(purpose, body)):
-            raise AuthenticationFailed(
-                "a message within the pool is not sealed with the pool's key. Give every node the "
-                "same key (JAXD_POOL_KEY, or the file that JAXD_POOL_KEY_FILE names)."
-            )
-        content = json.loads(body)
-        if not isinstance(content, dict):
-            raise ProtocolError(
-                "a message within the pool is no object. Install the same jaxd everywhere."
-            )
-        return content
-
-    def _mac(self, purpose: str, body: bytes) -> bytes:
-        data = b"%d:" % len(purpose.encode()) + purpose.encode() + body
-        return hashlib.blake2b(data, digest_size=_MAC_BYTES, key=self._key).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +47,12 @@ class MemberReport:
         devices: as of `PoolMember`.
         version: of jaxd.
         load: as of `PoolMember`.
-        warm: as of `PoolMember`.
+        warm: the first hex digits of keys of functions that it has programs of, those used last
+            first; for `jaxd pool status`.
         values: arrays of clients that it has.
         value_bytes: bytes of these.
         sessions: clients that it has.
+        knows: `peers_digest` of the members that it knows.
     """
 
     instance: str = ""
@@ -104,6 +68,17 @@ class MemberReport:
     values: int = 0
     value_bytes: int = 0
     sessions: int = 0
+    knows: str = ""
+
+
+Peers = Mapping[str, Sequence[str]]
+"""The addresses of the members of a pool, by name, at which they ask each other."""
+
+
+def peers_digest(peers: Peers) -> str:
+    """Some hex digits, equal exactly when the members and their addresses are."""
+    text = json.dumps({name: list(each) for name, each in sorted(peers.items())})
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 class MemberEnd:
@@ -114,6 +89,8 @@ class MemberEnd:
         seal: with the pool's key.
         report: what it says of itself.
         obey: does what is ordered.
+        know: told who is in the pool, where that has changed.
+        wait: returns when the load is other than one by enough, or after some seconds.
     """
 
     def __init__(
@@ -122,12 +99,17 @@ class MemberEnd:
         seal: Seal,
         report: Callable[[], MemberReport],
         obey: Callable[[Order], None],
+        know: Callable[[Peers], None] = lambda _: None,
+        wait: Callable[[int, float], object] = lambda load, most_s: None,
     ) -> None:
         self.instance = secrets.token_hex(8)
         self._name = name
         self._seal = seal
         self._report = report
         self._obey = obey
+        self._know = know
+        self._wait = wait
+        self._knows = ""
         self._last = 0
         self._lock = threading.Lock()  # guards _last
 
@@ -142,17 +124,27 @@ class MemberEnd:
         if asked["order"] != "report":
             self._check_fresh(asked)
             self._obey(asked["order"])
-        said = replace(self._report(), instance=self.instance)
+        elif asked.get("peers") is not None and self._is_fresh(asked):
+            self._know(asked["peers"])
+            self._knows = peers_digest(asked["peers"])
+        if asked["order"] == "report":
+            self._wait(int(asked.get("load", -1)), min(_MOST_WAIT_S, asked.get("wait_s", 0.0)))
+        said = replace(self._report(), instance=self.instance, knows=self._knows)
         return self._seal.seal(f"from {self._name} {asked['nonce']}", row_dict(said))
 
     def _check_fresh(self, asked: Mapping[str, Any]) -> None:
+        if not self._is_fresh(asked):
+            raise AuthenticationFailed(
+                "an order was sent again, or is for an earlier process of this member. Nothing "
+                "was done; order it again with `jaxd pool`."
+            )
+
+    def _is_fresh(self, asked: Mapping[str, Any]) -> bool:
+        """Whether a message is for this process, and none that came before."""
         with self._lock:
-            if asked["instance"] != self.instance or asked["number"] <= self._last:
-                raise AuthenticationFailed(
-                    "an order was sent again, or is for an earlier process of this member. Nothing "
-                    "was done; order it again with `jaxd pool`."
-                )
-            self._last = asked["number"]
+            is_fresh = asked["instance"] == self.instance and asked["number"] > self._last
+            self._last = max(self._last, asked["number"]) if is_fresh else self._last
+            return bool(is_fresh)
 
 
 class DirectorEnd:
@@ -165,11 +157,35 @@ class DirectorEnd:
     def __init__(self, seal: Seal) -> None:
         self._seal = seal
 
-    def ask(self, name: str, order: Order = "report", instance: str = "") -> tuple[bytes, str]:
-        """A message to a member, and the number that its report has to cover."""
+    def ask(
+        self,
+        name: str,
+        order: Order = "report",
+        instance: str = "",
+        peers: Peers | None = None,
+        **news: float,
+    ) -> tuple[bytes, str]:
+        """A message to a member, and the number that its report has to cover.
+
+        Args:
+            name: of the member.
+            order: what it is to do.
+            instance: of the process that is to do it.
+            peers: who is in the pool, where it is to know that.
+            news: `load`, which is known, and `wait_s`, for how long the member may wait until its
+                own is other than that by enough.
+        """
         nonce = secrets.token_hex(16)
         # directors follow one another: the clock counts up for all of them
-        asked = {"order": order, "nonce": nonce, "instance": instance, "number": time.time_ns()}
+        asked: dict[str, Any] = {
+            "order": order,
+            "nonce": nonce,
+            "instance": instance,
+            "number": time.time_ns(),
+        }
+        asked |= news
+        if peers is not None:
+            asked["peers"] = {each: list(addresses) for each, addresses in peers.items()}
         return self._seal.seal(f"to {name}", asked), nonce
 
     def read(self, name: str, nonce: str, message: bytes) -> MemberReport:
@@ -198,6 +214,8 @@ class MemberEntry:
         why: why it is not ready.
         is_draining: whether it is to be left.
         heard_at: when it has reported last; 0: never.
+        is_known: whether `report` is its own of now: a director that follows another one has heard
+            nothing from it at first.
         shown: what clients see.
         shown_at: when its load was shown.
     """
@@ -208,18 +226,32 @@ class MemberEntry:
     why: str = ""
     is_draining: bool = False
     heard_at: float = 0.0
+    is_known: bool = False
     shown: PoolMember | None = None
     shown_at: float = 0.0
+
+    @property
+    def may_hold_values(self) -> bool:
+        """Whether clients may have arrays there; one that is lost may come back with them."""
+        return bool(self.heard_at) and (not self.is_known or self.report.values > 0)
+
+    @property
+    def held(self) -> str:
+        """Its name and what clients have there, for people."""
+        said = self.report
+        many = f"{said.values} of {said.sessions} clients, {said.value_bytes / 1e6:.1f} MB"
+        known = many if self.is_known else "not heard from yet"
+        return f"{self.member.name} ({known}{', lost' * (self.member.state == 'lost')})"
 
     def to_status(self) -> dict[str, Any]:
         """For `jaxd pool status`."""
         said = self.report
-        counts = {"values": said.values, "value_bytes": said.value_bytes, "sessions": said.sessions}
+        counts: dict[str, Any] = {name: getattr(said, name) for name in _SHOWN}
         return {**self.member.to_dict(), "label": self.label, "why": self.why, **counts}
 
     def to_kept(self) -> dict[str, Any]:
         """What the next director has to know."""
-        member = replace(self.member, load=0, warm=()).to_dict()
+        member = replace(self.member, load=0).to_dict()
         instance = self.report.instance
         return {
             "member": member,
@@ -248,17 +280,31 @@ class MemberTable:
         self._journal.put("pool", "", pool)
         self._entries: dict[str, MemberEntry] = {}
         self._epochs: dict[str, int] = {}  # the last one of each name
+        self._whole_at: dict[
+            str, int
+        ] = {}  # the last change of each that was not of its load alone
         self._lock = threading.RLock()  # guards both; no I/O under it but the log
 
     # what clients see ---------------------------------------------------------------------------
 
     def news(self, known: int, source: str) -> News:
-        """What has changed since; see `Journal.news`."""
-        return self._journal.news(known, source, _ROWS_AT_ONCE)
+        """What has changed since; see `Journal.news`. Of a member with another load, only that."""
+        news = self._journal.news(known, source, _ROWS_AT_ONCE)
+        rows: dict[str, Any] = {} if news.is_whole else news.change.get("members", {})
+        for name, row in rows.items():
+            if row is not None and self._whole_at.get(name, 0) <= known:
+                rows[name] = {"load": row["load"]}
+        return news
 
-    def has_news(self, known: int, source: str) -> bool:
-        """Whether there is anything."""
-        return known != self._journal.sequence or source != self._journal.source
+    @property
+    def sequence(self) -> int:
+        """The number of the last change."""
+        return self._journal.sequence
+
+    @property
+    def source(self) -> str:
+        """What it counts the changes of."""
+        return self._journal.source
 
     def show(self, member: PoolMember) -> None:
         """Sets a member of a static pool."""
@@ -271,12 +317,15 @@ class MemberTable:
         before, now = entry.shown, self._clock()
         entry.member = member
         if before is not None and before != member:
-            is_load = replace(before, load=member.load, warm=member.warm) == member
-            if is_load and now - entry.shown_at < LOAD_EVERY_S:
+            is_load = replace(before, load=member.load) == member
+            is_small = not is_load_news(before.load, member.load)
+            if is_load and is_small and now - entry.shown_at < LOAD_SETTLES_S:
                 return
+        is_whole = before is None or replace(before, load=member.load) != member
         entry.shown, entry.shown_at = member, now
-        # clients choose without `warm`, and it would be nearly all that they are sent
-        if self._journal.put("members", member.name, replace(member, warm=()).to_dict()):
+        if self._journal.put("members", member.name, member.to_dict()):
+            if is_whole:
+                self._whole_at[member.name] = self._journal.sequence
             self.on_news()
 
     def remove(self, name: str) -> None:
@@ -284,6 +333,7 @@ class MemberTable:
         with self._lock:
             if self._entries.pop(name, None) is not None:
                 log_event("pool_member_removed", member=name)
+            self._whole_at.pop(name, None)
             self._journal.put("members", name, None)
         self.on_news()
 
@@ -306,6 +356,7 @@ class MemberTable:
             epoch = self._epochs.get(name, 0) + is_new
             self._epochs[name] = epoch
             entry.report, entry.heard_at, entry.why = report, self._clock(), report.why
+            entry.is_known = True
             is_left = entry.is_draining and report.state == "ready"
             state = "draining" if is_left else report.state
             self._log_change(entry, state, report.why)
@@ -378,6 +429,14 @@ class MemberTable:
         with self._lock:
             return list(self._entries.values())
 
+    def peers(self) -> dict[str, tuple[str, ...]]:
+        """Where members ask each other: those that have reported, also while they are lost."""
+        return {
+            each.member.name: found
+            for each in self.entries()
+            if (found := tuple(a for a in each.member.addresses if a.startswith("tls://")))
+        }
+
     # from one director to the next --------------------------------------------------------------
 
     def to_kept(self) -> dict[str, Any]:
@@ -400,5 +459,57 @@ class MemberTable:
                 self._show(entry, member)
 
 
+class LoadScaling:
+    """How many members the load asks for, once it has done so for a while.
+
+    Args:
+        settings: of it.
+        members: between how many.
+        clock: seconds that only grow.
+    """
+
+    def __init__(
+        self,
+        settings: ScalingSettings,
+        members: MemberSettings,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._least, self._most = members.least, members.most
+        self._clock = clock
+        self._since = {"up": clock(), "down": clock()}
+        self._kept = ""
+
+    def wanted(self, count: int, load: int, devices: int) -> int:
+        """How many members there are to be.
+
+        Args:
+            count: how many there are, all of them ready.
+            load: calls that they have open.
+            devices: of all of them.
+        """
+        settings, now = self._settings, self._clock()
+        if not settings.busy:
+            return count
+        share = settings.busy * devices / max(1, count)
+        more, fewer = ceil(load / share), ceil(2 * load / share)
+        self._since["up"] = self._since["up"] if more > count else now
+        self._since["down"] = self._since["down"] if fewer < count else now
+        if now - self._since["up"] >= settings.up_s and count < self._most:
+            self._since["up"] = now
+            return min(more, 2 * count, self._most)
+        if now - self._since["down"] >= settings.down_s and count > self._least:
+            self._since["down"] = now
+            return count - 1
+        return count
+
+    def keep(self, held: str) -> None:
+        """Logs that no member can go, as clients have arrays on each; once for the same."""
+        if held != self._kept:
+            self._kept = held
+            log_event("pool_scaling_waits", held=held)
+
+
 _ROWS_AT_ONCE: Final = 400
-_REPORTED: Final = ("addresses", "machine", "node", "devices", "version", "load", "warm")
+_REPORTED: Final = ("addresses", "machine", "node", "devices", "version", "load")
+_SHOWN: Final = ("values", "value_bytes", "sessions", "warm")

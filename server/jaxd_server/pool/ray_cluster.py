@@ -23,8 +23,8 @@ from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.errors import ConfigurationError, JaxdError, NoServer, ServerStartFailed
 from jaxd_protocol.network.addresses import Address
-from jaxd_protocol.network.tokens import made_token_file
-from jaxd_server.pool.members import MemberEnd, Order, Seal
+from jaxd_protocol.network.tokens import Seal, made_token_file
+from jaxd_server.pool.members import MemberEnd, Order
 from jaxd_server.pool.settings import MemberSettings, PoolSettings, RaySettings, read_pool_key
 from jaxd_server.runtime.logs import log_event
 
@@ -243,7 +243,9 @@ class _MemberActor:
         node = ray.util.get_node_ip_address()
         self._server = MemberServer(pool, name, MemberSettings.from_json(settings), node, key)
         self._is_stopping = False
-        self._end = MemberEnd(name, Seal(key), self._server.report, self._obey)
+        server = self._server
+        ends = server.report, self._obey, server.know, server.wait_for_load
+        self._end = MemberEnd(name, Seal(key), *ends)
         threading.Thread(target=self._watch, name="jaxd-watch-server", daemon=True).start()
 
     def ask(self, message: bytes) -> bytes:

@@ -98,6 +98,22 @@ class RaySettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ScalingSettings:
+    """How the number of members follows the load, between their least and most.
+
+    Attributes:
+        busy: open calls for each device, above which there are to be more members, and below half
+            of which there may be fewer; 0: the number stays.
+        up_s: for so long it has to be above.
+        down_s: for so long it has to be below.
+    """
+
+    busy: float = 0.0
+    up_s: float = 10.0
+    down_s: float = 300.0
+
+
+@dataclass(frozen=True, slots=True)
 class PoolSettings:
     """The settings of a pool.
 
@@ -107,6 +123,7 @@ class PoolSettings:
         advertise: the name of its machine for other machines; empty: the host name.
         ray: the cluster that runs its members.
         members: how these are started.
+        scaling: how many there are.
         static: members that run already, by name, with their addresses; then there is no Ray.
     """
 
@@ -115,6 +132,7 @@ class PoolSettings:
     advertise: str = ""
     ray: RaySettings = field(default_factory=RaySettings)
     members: MemberSettings = field(default_factory=MemberSettings)
+    scaling: ScalingSettings = field(default_factory=ScalingSettings)
     static: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
@@ -150,7 +168,7 @@ class _Reader:
 
     def settings(self, content: Mapping[str, Any]) -> PoolSettings:
         """The settings."""
-        sections = {name: content.get(name, {}) for name in ("ray", "members", "quotas")}
+        sections = {name: content.get(name, {}) for name in _PARTS}
         top = {name: value for name, value in content.items() if name not in _SECTIONS}
         found = self._section("", top, _TOP)
         ray = RaySettings(**self._section("ray", sections["ray"], _RAY))
@@ -158,7 +176,8 @@ class _Reader:
         static = self._static(content.get("static", []))
         name = found.get("name", PoolSettings().name)
         members = self._members(sections["members"], quotas, name, is_here=not ray.address)
-        return PoolSettings(**found, ray=ray, members=members, static=static)
+        scaling = ScalingSettings(**self._section("scaling", sections["scaling"], _SCALING))
+        return PoolSettings(**found, ray=ray, members=members, scaling=scaling, static=static)
 
     def _members(
         self, content: Any, quotas: Mapping[str, int], name: str, *, is_here: bool
@@ -235,6 +254,12 @@ def _count(least: int, value: Any) -> int:
     if not least <= number <= _MOST_MEMBERS:
         raise ValueError(value)
     return number
+
+
+def _above_zero(value: Any) -> float:
+    if type(value) not in {int, float} or not 0 < value < 1e9:
+        raise ValueError(value)
+    return float(value)
 
 
 def _word(value: Any) -> str:
@@ -329,8 +354,14 @@ _QUOTAS: Final[Mapping[str, _Setting]] = {
     "build_s": ("principal-build-s", partial(_typed, int), "whole seconds"),
     "disk_bytes": ("principal-disk-bytes", partial(_typed, int), "a number of bytes"),
 }
+_SCALING: Final[Mapping[str, _Setting]] = {
+    "busy": ("", _above_zero, "a number above zero"),
+    "up_s": ("", _above_zero, "seconds"),
+    "down_s": ("", _above_zero, "seconds"),
+}
 _STATIC: Final[Mapping[str, _Setting]] = {
     "name": ("", _word, _LETTERS),
     "addresses": ("", _addresses, "a list of unix:// and tls:// addresses"),
 }
-_SECTIONS: Final = frozenset({"ray", "members", "quotas", "static"})
+_PARTS: Final = ("ray", "members", "quotas", "scaling")
+_SECTIONS: Final = frozenset({*_PARTS, "static"})

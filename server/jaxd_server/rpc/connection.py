@@ -44,9 +44,10 @@ from jaxd_server.rpc.worker_context import SILENCE_S, STALL_S, WorkerContext
 from jaxd_server.runtime.call_trace import ConnectionTrace, clock
 from jaxd_server.runtime.logs import log_event
 
-_OF_DEVICES: Final = frozenset({"put", "restore", "fetch", "part"})
+_OF_DEVICES: Final = frozenset({"put", "take", "restore", "fetch", "part"})
 """What needs arrays on this server."""
 
+_LEAVE_VALUES: Final = frozenset({"put", "take"})
 _MAX_NAME: Final = 64
 _MAX_REPORTED: Final = 1 << 40
 _MAX_REPORT: Final = 8192
@@ -154,6 +155,7 @@ class ServerConnection(BulkConnection):
             worker_context.pipeline.oom_handler,
             options.max_result_bytes,
             session.device,
+            worker_context.peers,
         )
         self._calls = CallScheduler(
             worker_context,
@@ -349,7 +351,7 @@ class ServerConnection(BulkConnection):
             worker_context.pipeline.require_device()
         if verb in VALUE_VERBS:
             admission = worker_context.pipeline.admission
-            with admission.shared(f"({verb})", leaves_values=verb == "put"):
+            with admission.shared(f"({verb})", leaves_values=verb in _LEAVE_VALUES):
                 return self._values.answer(verb, args, buffers)
         if verb == "traced":
             return json.dumps(worker_context.traces.take(session.principal, *args)), ()

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.errors import Busy, ConfigurationError
+from jaxd_protocol.messages.pool_view import PEERS_IN_WELCOME
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.handshake import (
     ClientIdentity,
@@ -23,6 +24,7 @@ from jaxd_protocol.wire.tls_socket import TlsSocket
 from jaxd_server.auth.acceptor import Acceptor, Authenticates
 from jaxd_server.auth.accounts import ConnectedAccounts
 from jaxd_server.auth.authenticator import AuthenticatedPeer
+from jaxd_server.cache.peers import PEER_SESSION
 from jaxd_server.rpc.connection import ServerConnection
 from jaxd_server.rpc.flow_control import ConnectionShare
 from jaxd_server.rpc.sessions import Session, Sessions
@@ -193,10 +195,15 @@ class Endpoint(Acceptor):
         line, client_identity = admitted.stream, admitted.client_identity
         if client_identity is None:
             return self._serve_stock_client(admitted)
+        if client_identity.session == PEER_SESSION and self._worker_context.peers is not None:
+            finish_handshake(line, {}, admitted.proof, {"auth": "none"})
+            return self._worker_context.peers.serve(stream_over(line))
         session = self._open_session(admitted, client_identity)
         process = ClientLife.of(line, client_identity.pid)
         end.callback(self._close_session, session, process)
         welcome = {"auth": "none", "session": session.id, **self._welcome()}
+        if self._worker_context.peers is not None:
+            welcome[PEERS_IN_WELCOME] = True
         versions = welcome.pop("versions")
         welcome |= self._notice_for(client_identity)
         finish_handshake(line, versions, admitted.proof, welcome)

@@ -19,6 +19,7 @@ from jaxd_server.execution.pipeline import Pipeline
 from jaxd_server.rpc.flow_control import Backlog, CallBudget
 from jaxd_server.rpc.inflight_calls import CallPolicy
 from jaxd_server.rpc.services.admin import AdminService
+from jaxd_server.rpc.services.peers import PeerService
 from jaxd_server.rpc.services.stages import Stages
 from jaxd_server.rpc.sessions import Session
 from jaxd_server.runtime.call_trace import TraceLogs
@@ -197,6 +198,7 @@ class WorkerContext:
         backlog: calls that wait for a thread, or run in one.
         policy: limits for the calls that other threads than a reader answer.
         memory_loss: of earlier workers, if the system has ended one for want of memory.
+        peers: answers the other members of the pool; None: the server is in none.
         traces: what the calls of traced connections spent their time on.
     """
 
@@ -217,4 +219,5 @@ class WorkerContext:
     policy: CallPolicy
     backlog: Backlog
     memory_loss: MemoryLoss | None = None
+    peers: PeerService | None = None
     traces: TraceLogs = field(default_factory=TraceLogs)

@@ -238,6 +238,11 @@ EVENTS: Final[dict[str, Event]] = {
     "packages_changed": Event(
         "info", "Packages have changed on disk: a worker that does not start is tried again."
     ),
+    "peer_away": Event(
+        "warning",
+        "Another member of the pool does not answer this one, which goes on without it.",
+        ("member", "reason"),
+    ),
     "pool_cluster_ready": Event(
         "info", "The Ray cluster of a pool has started on this machine.", ("address", "pid")
     ),
@@ -263,6 +268,16 @@ EVENTS: Final[dict[str, Event]] = {
         "warning",
         "What came as the report of a member is not sealed with the pool's key, or is an old one.",
         ("member", "reason"),
+    ),
+    "pool_scaled": Event(
+        "info",
+        "The pool is to have more members, or fewer, as its load asks for.",
+        ("members", "wanted", "load"),
+    ),
+    "pool_scaling_waits": Event(
+        "info",
+        "The load asks for fewer members, but clients have arrays on each of them.",
+        ("held",),
     ),
     "pool_taken_over": Event(
         "info",

@@ -21,14 +21,17 @@ as there is news, or after `wait_s` seconds (at most `MOST_WAIT_S`) without any;
 
 A change without members says that nothing has changed. With `more`, the client asks on at once and
 adds up what it gets. A director that does not know the `source` (it is another one than before)
-answers with a whole view. News of `load` alone are sent at most once in `LOAD_EVERY_S`.
+answers with a whole view. News are sent at most once in `LOAD_EVERY_S`, all at once, and of a load
+only where it has changed by enough (`is_load_news`); of a member whose load alone is new, nothing
+else is sent.
 
 **Unreachable members.** A client that cannot open a connection to a member asks `POOL_UNREACHABLE`
 with `(name: str, epoch: int, reason: str)`. The answer is JSON,
-`{"state": "ready", "address": "tls://…"}`: how the director sees the member, which it asks twice a
-second, and where it relays TCP to it for clients that have no way of their own; empty where there
-is nothing to relay to. What is relayed is the TLS of client and member: the certificate at that
-address is the member's, and the director reads nothing of it.
+`{"state": "ready", "address": "tls://…", "ticket": "…"}`: how the director sees the member, which
+it asks twice a second, and where it relays TCP to it for clients that have no way of their own;
+empty where there is nothing to relay to. What is relayed is the TLS of client and member: the
+certificate at that address is the member's, and the director reads nothing of it. Before that, the
+client shows the ticket (`network.addresses.relay_greeting`); nobody else is relayed.
 
 Other verbs are answered as a failed call is, with a `ConfigurationError` that names `pool://`.
 """
@@ -53,12 +56,13 @@ POOL_ORDER: Final = "pool_order"
 
 POOL_IN_WELCOME: Final = "pool"
 
-MOST_WAIT_S: Final = 30.0
-LOAD_EVERY_S: Final = 1.0
+PEERS_IN_WELCOME: Final = "peers"
+"""In that of a member: it gives arrays to other members (`offer`) and takes theirs (`take`)."""
 
-MOST_WARM: Final = 64
-WARM_DIGITS: Final = 16
-"""Of how many functions the keys are told, those used last first, and how many hex digits."""
+MOST_WAIT_S: Final = 30.0
+LOAD_EVERY_S: Final = 0.1
+LOAD_SETTLES_S: Final = 1.0
+"""A load that has changed by less than `is_load_news` says is told after so long."""
 
 STATES: Final = ("starting", "ready", "draining", "lost")
 
@@ -87,8 +91,6 @@ class PoolMember:
             be left, no new values and functions go to it; ``lost``: it does not answer the
             director.
         load: calls that it has open.
-        warm: the first `WARM_DIGITS` hex digits of keys of functions that it has programs of;
-            for the director and `jaxd pool status`, and empty in what clients are sent.
     """
 
     name: str = ""
@@ -100,7 +102,6 @@ class PoolMember:
     epoch: int = 0
     state: str = "starting"
     load: int = 0
-    warm: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -157,11 +158,23 @@ class PoolView:
         return replace(self, pool=pool, sequence=sequence, members=members)
 
 
+_STEP: Final = 8
+_LOAD_ALONE: Final = frozenset({"load"})
+
+
+def is_load_news(before: int, now: int) -> bool:
+    """Whether a load has changed by enough to be told: by an eighth, and by one at least."""
+    return abs(now - before) >= max(1, before // _STEP)
+
+
 def _patched(before: Mapping[str, PoolMember], change: Mapping[str, Any]) -> dict[str, PoolMember]:
     found = dict(before)
     for name, row in change.items():
+        known = found.get(name)
         if row is None:
             found.pop(name, None)
+        elif known is not None and row.keys() == _LOAD_ALONE and type(row["load"]) is int:
+            found[name] = replace(known, load=row["load"])  # nearly all news are such
         else:
             found[name] = _checked(name, read_row(found.get(name, PoolMember(name)), row))
     if len(found) > _MOST_MEMBERS:

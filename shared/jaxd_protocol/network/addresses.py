@@ -44,6 +44,7 @@ class Address(NamedTuple):
             which a relay cannot be excluded.
         uid: for Unix and ssh a user whose server is accepted, beside this user's and root's.
         is_pool: whether it is that of the director of a pool, which says where its servers are.
+        ticket: what a relay of a director wants to see before it passes anything on; never shown.
     """
 
     kind: Literal["unix", "tcp", "tls", "ssh"]
@@ -55,6 +56,7 @@ class Address(NamedTuple):
     insecure: bool = False
     uid: int | None = None
     is_pool: bool = False
+    ticket: str = ""
 
     @classmethod
     def unix(cls, path: str) -> Address:
@@ -193,6 +195,19 @@ class Address(NamedTuple):
             return f"ssh://{user}{host}{f':{self.port}' if self.port else ''}{self.path}{whose}"
         more = f"#sha256={self.pin}" if self.pin else "?insecure=1" if self.insecure else ""
         return f"{self.kind}://{host}:{self.port}{more}"
+
+
+RELAY_GREETING_BYTES: Final = 43
+_RELAY: Final = b"jaxd relay "
+
+
+def relay_greeting(ticket: str) -> bytes:
+    """What a client says first to the relay of a director, before any byte for a member.
+
+    Args:
+        ticket: that the director has given it, 32 hex digits.
+    """
+    return _RELAY + ticket.encode("ascii", "replace").ljust(32)[:32]
 
 
 def _uid(text: str, more: str) -> int:

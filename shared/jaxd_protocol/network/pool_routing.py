@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from math import ceil
-from typing import Final
+from typing import Final, Protocol
 
 BOUND: Final = 1.25
 """So many times its share of all open calls a member may have before the next one is chosen."""
@@ -24,6 +24,13 @@ BOUND: Final = 1.25
 _BYTES: Final = 8
 """Of a number that a member draws; they are compared as they are, the first byte first."""
 _ONE_EACH: Final[Mapping[str, int]] = {}
+
+
+class Loads(Protocol):
+    """Open calls by member; a mapping is one."""
+
+    def get(self, name: str, default: int, /) -> int:
+        """Those of one member."""
 
 
 def ranked(key: bytes, names: Sequence[str], devices: Mapping[str, int] | None = None) -> list[str]:
@@ -60,7 +67,7 @@ def _largest_draw(text: bytes, draws: int) -> bytes:
 
 def choose(
     order: Sequence[str],
-    loads: Mapping[str, int],
+    loads: Loads,
     bound: float = BOUND,
     *,
     least: int = 1,

@@ -6,13 +6,17 @@ root may be readable by a group: Kubernetes and systemd provide secrets in this 
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import stat
 import string
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
-from jaxd_protocol.errors import ConfigurationError
+from jaxd_protocol.errors import AuthenticationFailed, ConfigurationError, ProtocolError
 
 _MAX_TOKEN_BYTES: Final = 4096
 
@@ -173,6 +177,51 @@ def without_password(url: str) -> str:
     login, at, place = host.rpartition("@")
     user, colon, _ = login.partition(":")
     return f"{scheme}{divider}{user}:…{at}{place}{slash}{path}" if divider and colon else url
+
+
+_MAC_BYTES: Final = 32
+
+
+class Seal:
+    """Seals messages with the key of a pool, and opens those that were.
+
+    Args:
+        key: the secret that all parts of a pool have.
+    """
+
+    def __init__(self, key: str) -> None:
+        self._blake2b = partial(hashlib.blake2b, digest_size=_MAC_BYTES)
+        self._key = self._blake2b(key.encode(), person=b"jaxd pool").digest()
+
+    def seal(self, purpose: str, content: Mapping[str, Any]) -> bytes:
+        """A message that opens only for that purpose."""
+        body = json.dumps(content).encode()
+        return self._mac(purpose, body) + body
+
+    def open(self, purpose: str, message: bytes) -> dict[str, Any]:
+        """What was sealed for that purpose.
+
+        Raises:
+            AuthenticationFailed: when it was not, or with another key.
+        """
+        import hmac  # clients open none
+
+        mac, body = message[:_MAC_BYTES], message[_MAC_BYTES:]
+        if not hmac.compare_digest(mac, self._mac(purpose, body)):
+            raise AuthenticationFailed(
+                "a message within the pool is not sealed with the pool's key. Give every node the "
+                "same key (JAXD_POOL_KEY, or the file that JAXD_POOL_KEY_FILE names)."
+            )
+        content = json.loads(body)
+        if not isinstance(content, dict):
+            raise ProtocolError(
+                "a message within the pool is no object. Install the same jaxd everywhere."
+            )
+        return content
+
+    def _mac(self, purpose: str, body: bytes) -> bytes:
+        data = b"%d:" % len(purpose.encode()) + purpose.encode() + body
+        return self._blake2b(data, key=self._key).digest()
 
 
 def write_token_file(path: str, *, replace: bool = False) -> str:

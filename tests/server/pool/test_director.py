@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ from jaxd_protocol.messages.pool_view import (
     POOL_VIEW,
     PoolMember,
 )
-from jaxd_protocol.network.addresses import Address
+from jaxd_protocol.network.addresses import Address, relay_greeting
 from jaxd_protocol.network.certificates import client_context, fingerprint_of
 from jaxd_server.pool import director as director_module
 from tests.live_pool import LiveDirector, ViewClient
@@ -238,10 +239,61 @@ def test_a_member_out_of_reach_is_relayed(
     assert (answer["state"], address.pin) == ("ready", PIN)
     assert address.port not in (port, director.tls.port)
     with socket.create_connection(address.place, 20) as sock:
-        sock.sendall(b"hello")
+        sock.sendall(relay_greeting(answer["ticket"]) + b"hello")
         assert sock.recv(1000) == b"hello"
     again = client.ask(POOL_UNREACHABLE, "m3", 1, "no route")
-    assert again["address"] == answer["address"]
+    assert again == answer
+
+
+@pytest.mark.parametrize(
+    "greeting",
+    [b"GET / HTTP/1.1\r\nHost: somebody.example.org\r\n\r\n", relay_greeting("0" * 32), b""],
+    ids=["a stranger", "a wrong ticket", "nothing"],
+)
+def test_a_member_sees_no_byte_of_who_has_no_ticket(
+    director: LiveDirector, client: ViewClient, greeting: bytes
+) -> None:
+    """It would count wrong tokens against the director, and refuse all that are relayed."""
+    with socket.create_server(("127.0.0.1", 0)) as member:
+        place = f"tls://127.0.0.1:{member.getsockname()[1]}#sha256={PIN}"
+        director.table.show(PoolMember("m3", (place,), epoch=1, state="ready"))
+        answer = client.ask(POOL_UNREACHABLE, "m3", 1, "no route")
+        address = Address.parse(answer["address"])
+        with (
+            socket.create_connection(address.place, 20) as sock,
+            suppress(ConnectionResetError, BrokenPipeError),
+        ):
+            sock.sendall(greeting)
+            sock.shutdown(socket.SHUT_WR)
+            assert not sock.recv(1000)
+        member.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            member.accept()
+
+
+def test_a_ticket_is_for_one_member_and_ends_with_its_account(runtime: Path) -> None:
+    """Who has been revoked is not relayed any more."""
+    from jaxd_protocol.network.accounts import add_account, remove_account
+
+    with socket.create_server(("127.0.0.1", 0)) as member:
+        place = f"tls://127.0.0.1:{member.getsockname()[1]}#sha256={PIN}"
+        rows = [PoolMember(name, (place,), epoch=1, state="ready") for name in ("m3", "m4")]
+        director = LiveDirector(runtime, *rows)
+        _, token = add_account("alice", str(runtime / "tokens"))
+        alice = ViewClient(director.tls, token)
+        tickets = {
+            name: alice.ask(POOL_UNREACHABLE, name, 1, "no route")["ticket"]
+            for name in ("m3", "m4")
+        }
+        admits = director.director.relays._admits
+        assert tickets["m3"] != tickets["m4"]
+        assert admits("m3", relay_greeting(tickets["m3"]))
+        assert not admits("m3", relay_greeting(tickets["m4"]))
+        remove_account("alice", str(runtime / "tokens"))
+        director.director._accounts.now()
+        assert not admits("m3", relay_greeting(tickets["m3"]))
+        alice.close()
+        director.close()
 
 
 @pytest.mark.parametrize(
@@ -270,6 +322,6 @@ def test_the_relay_of_a_real_server_is_as_good_as_its_own_port(
     own = PoolMember("m3", (str(director.tls),), epoch=1, state="ready")
     director.table.show(own)
     answer = client.ask(POOL_UNREACHABLE, "m3", 1, "no route")
-    address = Address.parse(answer["address"])
+    address = Address.parse(answer["address"])._replace(ticket=answer["ticket"])
     welcome = probe(address, Settings(server=address, token=TOKEN))
     assert welcome[POOL_IN_WELCOME] == "lab"

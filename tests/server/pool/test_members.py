@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from jaxd_protocol.errors import AuthenticationFailed, ConfigurationError, ProtocolError
-from jaxd_protocol.messages.pool_view import LOAD_EVERY_S, PoolView
+from jaxd_protocol.messages.pool_view import LOAD_SETTLES_S, PoolView
+from jaxd_protocol.network.tokens import Seal
 from jaxd_server.pool.members import (
     SILENT_S,
     DirectorEnd,
     MemberEnd,
     MemberReport,
     MemberTable,
-    Seal,
 )
 
 KEY = "a-key-of-a-pool-for-tests-only"
@@ -148,8 +148,8 @@ def test_a_member_is_shown_as_it_reports(table: MemberTable) -> None:
     table.hear("m1", replace(READY, load=2, warm=("0" * 16,), values=9))
     member = seen(table).members["m1"]
     assert (member.state, member.epoch, member.load) == ("ready", 1, 2)
-    assert (member.addresses, member.warm) == (("unix:///s",), ())  # nearly all of the bytes
-    assert table.entries()[0].to_status()["warm"] == ["0" * 16]
+    assert member.addresses == ("unix:///s",)
+    assert table.entries()[0].to_status()["warm"] == ("0" * 16,)
 
 
 def test_another_process_is_another_epoch(table: MemberTable) -> None:
@@ -207,18 +207,35 @@ def test_a_member_is_drained_at_once_and_stays_so(table: MemberTable) -> None:
         table.drain("m7")
 
 
-def test_load_alone_is_news_once_a_second(table: MemberTable, clock: Clock) -> None:
-    """Thousands of clients are told of each change."""
-    table.hear("m1", READY)
-    news = table.news(0, "")
-    for load in range(1, 10):
+def test_a_load_is_news_when_it_has_changed_by_an_eighth(table: MemberTable, clock: Clock) -> None:
+    """Thousands of clients are told; a smaller change is told after a second."""
+    table.hear("m1", replace(READY, load=80))
+    before = table.sequence
+    for load in range(71, 90):
         table.hear("m1", replace(READY, load=load))
-    assert not table.has_news(news.sequence, news.source)
-    clock.now += LOAD_EVERY_S
-    table.hear("m1", replace(READY, load=10))
-    assert seen(table).members["m1"].load == 10
-    table.hear("m1", replace(READY, load=11, state="starting"))
-    assert seen(table).members["m1"].load == 11
+    assert table.sequence == before
+    table.hear("m1", replace(READY, load=90))
+    assert table.sequence == before + 1
+    assert seen(table).members["m1"].load == 90
+    clock.now += LOAD_SETTLES_S
+    table.hear("m1", replace(READY, load=91))
+    assert seen(table).members["m1"].load == 91
+    table.hear("m1", replace(READY, load=92, state="starting"))
+    assert seen(table).members["m1"].load == 92
+
+
+def test_of_a_member_with_another_load_nothing_else_is_sent(table: MemberTable) -> None:
+    """Its addresses are most of what there is of it; who did not know these gets all."""
+    table.hear("m1", READY)
+    known = table.news(0, "")
+    table.hear("m1", replace(READY, load=5))
+    news = table.news(known.sequence, known.source)
+    assert news.change["members"] == {"m1": {"load": 5}}
+    view = PoolView.from_dict(known.change).patched(news.change)
+    assert view.members == seen(table).members
+    table.hear("m1", replace(READY, load=9, node="n2"))
+    assert table.news(news.sequence, news.source).change["members"]["m1"]["node"] == "n2"
+    assert table.news(known.sequence, known.source).change["members"]["m1"]["node"] == "n2"
 
 
 def test_the_next_director_knows_what_this_one_did(table: MemberTable, clock: Clock) -> None:

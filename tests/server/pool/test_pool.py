@@ -10,10 +10,17 @@ from typing import Any
 import pytest
 
 from jaxd_protocol.errors import AuthenticationFailed, ConfigurationError, ServerDraining
+from jaxd_protocol.network.tokens import Seal
 from jaxd_server.pool import __main__ as pool_process
 from jaxd_server.pool.__main__ import Pool
-from jaxd_server.pool.members import MemberEnd, MemberReport, MemberTable, Order, Seal
-from jaxd_server.pool.settings import MemberSettings, PoolSettings
+from jaxd_server.pool.members import (
+    LoadScaling,
+    MemberEnd,
+    MemberReport,
+    MemberTable,
+    Order,
+)
+from jaxd_server.pool.settings import MemberSettings, PoolSettings, ScalingSettings
 
 KEY = "a-key-of-a-pool-for-tests-only"
 
@@ -96,9 +103,16 @@ def cluster() -> FakeCluster:
     return FakeCluster()
 
 
-def pool_in(cluster: FakeCluster, *, is_settled: bool = True, **members: Any) -> Pool:
+def pool_in(
+    cluster: FakeCluster,
+    *,
+    is_settled: bool = True,
+    scaling: ScalingSettings = ScalingSettings(),  # noqa: B008  it is frozen
+    **members: Any,
+) -> Pool:
     """A director's part of two members."""
-    settings = PoolSettings("lab", members=MemberSettings(**{"count": 2, "most": 4, **members}))
+    wanted = MemberSettings(**{"count": 2, "most": 4, **members})
+    settings = PoolSettings("lab", members=wanted, scaling=scaling)
     found = Pool(settings, cluster, MemberTable("lab"), Seal(KEY))  # type: ignore[arg-type]
     if is_settled:
         settle(found)
@@ -173,6 +187,72 @@ def test_scaling_down_loses_no_values_without_force(cluster: FakeCluster) -> Non
     assert settle(pool) == {"m1": "ready", "m2": "ready"}
     pool.obey("scale", {"count": 1, "force": True})
     assert len(settle(pool)) == 1
+
+
+def test_what_a_new_director_has_not_heard_from_may_have_values(cluster: FakeCluster) -> None:
+    """It ends nothing before it knows: the last one has not kept how many there are."""
+    pool_in(cluster)
+    later = pool_in(cluster, is_settled=False)
+    with pytest.raises(ConfigurationError, match=r"m1 \(not heard from yet\)"):
+        later.obey("down", {})
+    settle(later)
+    later.obey("down", {})
+    settle(later)
+    assert later.is_over
+
+
+def test_values_of_a_lost_member_count(cluster: FakeCluster) -> None:
+    """It may only be slow; until another process takes its place they may come back."""
+    pool = pool_in(cluster)
+    first = cluster.members["m1"]
+    first.report = replace(first.report, values=3, value_bytes=5, sessions=1)
+    settle(pool)
+    cluster.dead.add("m1")
+    assert settle(pool)["m1"] == "lost"
+    pool.obey("drain", {"name": "m1"})
+    assert settle(pool)["m1"] == "lost"
+    with pytest.raises(ConfigurationError, match=r"m1 \(3 of 1 clients, 0\.0 MB, lost\)"):
+        pool.obey("down", {})
+    cluster.dead.discard("m1")
+    cluster.members["m1"] = FakeMember("m1", first.settings)
+    assert "m1" not in settle(pool)
+
+
+# scaling by load ----------------------------------------------------------------------------------
+
+
+def loaded(pool: Pool, cluster: FakeCluster, load: int, values: int = 0) -> dict[str, str]:
+    """The states of the members after each has had so many calls open for some steps."""
+    for member in cluster.members.values():
+        member.report = replace(member.report, load=load, values=values)
+    return settle(pool)
+
+
+def test_the_number_of_members_follows_the_load(cluster: FakeCluster) -> None:
+    """Between the least and the most, and no member with arrays goes."""
+    scaling = ScalingSettings(busy=2.0, up_s=1e-9, down_s=1e-9)
+    pool = pool_in(cluster, scaling=scaling, count=1)
+    assert len(loaded(pool, cluster, 9)) == 4
+    loaded(pool, cluster, 0, values=1)
+    assert len(states(pool)) == 4
+    kept = cluster.members["m2"]
+    for name, member in cluster.members.items():
+        member.report = replace(member.report, values=int(name == "m2"))
+    settle(pool, 40)
+    assert states(pool) == {"m2": "ready"}
+    assert kept.orders == []
+
+
+def test_a_load_counts_once_it_has_lasted() -> None:
+    """For ten seconds where it is high, and for five minutes where it is low."""
+    now = 0.0
+    scaling = LoadScaling(ScalingSettings(2.0), MemberSettings(1, 1, 8), lambda: now)
+    for now, load, wanted in (
+        *((1.0, 9, 2), (9.0, 9, 2), (9.5, 4, 2), (10.0, 9, 2), (19.0, 9, 2), (20.0, 9, 4)),
+        *((21.0, 0, 2), (319.5, 0, 2), (321.5, 0, 1)),
+    ):
+        assert scaling.wanted(2, load, 2) == wanted, now
+    assert LoadScaling(ScalingSettings(), MemberSettings()).wanted(2, 99, 2) == 2
 
 
 def test_a_drained_member_ends_once_it_is_empty(cluster: FakeCluster) -> None:

@@ -21,7 +21,6 @@ _MEMBER = PoolMember(
     epoch=4,
     state="ready",
     load=3,
-    warm=("0123456789abcdef",),
 )
 
 
@@ -72,7 +71,6 @@ def test_each_state_is_read(state: str) -> None:
         _view(**{"m 1": {"name": "m 1"}}),
         _view(m1={"name": "m1", "state": "asleep"}),
         _view(m1={"name": "m1", "load": "many"}),
-        _view(m1={"name": "m1", "warm": ["0" * 16] * 65}),
         _view(m1={"name": "m1", "devices": 10**12}),
         _view(m1={"name": "m1", "devices": -1}),
         _view(m1={"name": "m1", "addresses": ["pool+unix:///run/director.sock"]}),

@@ -114,7 +114,8 @@ def _member(context: DoctorContext, pool: Pool, member: PoolMember) -> Check:
             return Check(name, "ok", f"{found}, {address._replace(pin='')}")
     failure = failure or f"none of its addresses is for this machine: {', '.join(member.addresses)}"
     seen = pool.keeper.report_unreachable(member, failure)
-    if seen is not None and seen.address and not _failure_at(context, Address.parse(seen.address)):
+    relay = None if seen is None else seen.relay
+    if relay is not None and not _failure_at(context, relay):
         found = f"{found}, by the director's relay"
         return Check(name, "note", found, f"Calls take the longer way: {failure}")
     advice = f"Calls go to other members. Open the way to it, or: jaxd pool drain {member.name}"

@@ -10,8 +10,9 @@ import jax
 
 from jaxd_protocol.network.tokens import without_password
 from jaxd_protocol.pickling.unpack.unpickler import unpickling_gate
+from jaxd_server.cache.peers import Peers, peer_store
 from jaxd_server.cache.shared_store import open_shared_store
-from jaxd_server.cache.store import open_store
+from jaxd_server.cache.store import OpenShared, open_store
 from jaxd_server.compilation.disk_cache.compile_target import target
 from jaxd_server.compilation.disk_cache.programs import ProgramCache
 from jaxd_server.compilation.eviction import Limits
@@ -53,12 +54,20 @@ def content_bytes(options: ServerOptions) -> int:
     return all_devices_bytes() // 8 if options.content_bytes is None else options.content_bytes
 
 
-def program_cache(options: ServerOptions, packages: ImportedPackages) -> ProgramCache | None:
-    """The cache on disk for this machine; None if it is switched off or cannot be used."""
+def program_cache(
+    options: ServerOptions, packages: ImportedPackages, peers: Peers | None = None
+) -> ProgramCache | None:
+    """The cache on disk for this machine; None if it is switched off or cannot be used.
+
+    What is not in it is taken from the store that is shared, or, where there is none, from peers.
+    """
     accepted = {}
     if options.accept == "exported":  # unchecked programs of the cache are not run
         accepted = {"accept": f"exported {' '.join(sorted(options.allow_targets))}".rstrip()}
+    shared: OpenShared
     shared = partial(open_shared_store, options.store, read_only=options.store_read_only)
+    if options.store is None and peers is not None:
+        shared = partial(peer_store, peers)
     store = open_store(
         *target(accepted),
         options.cache_dir,
@@ -79,11 +88,11 @@ def store_report(
     options: ServerOptions, program_cache: ProgramCache | None
 ) -> dict[str, Any] | None:
     """What there is to see of the store that is shared; None: there is to be none."""
-    if options.store is None:
-        return None
     shared = None if program_cache is None else program_cache.store.shared
+    if options.store is None and shared is None:
+        return None
     if shared is None:  # the log says why
-        return {"name": without_password(options.store), "is_used": False}
+        return {"name": without_password(options.store or ""), "is_used": False}
     return {
         "name": shared.name,
         "is_used": True,

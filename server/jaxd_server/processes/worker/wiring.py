@@ -16,6 +16,7 @@ from jaxd_server.auth.accounts import Accounts, ConnectedAccounts
 from jaxd_server.auth.authenticator import authenticator_factory
 from jaxd_server.auth.connection_handover import HandoverReceiver
 from jaxd_server.cache.disk_usage import DiskUsage
+from jaxd_server.cache.peers import open_peers
 from jaxd_server.compilation.compiling.builds import Build, Builds
 from jaxd_server.compilation.compiling.compiler import Compiler
 from jaxd_server.compilation.compiling.executable import Executable
@@ -51,6 +52,7 @@ from jaxd_server.rpc.endpoint import ClientExits, Endpoint
 from jaxd_server.rpc.flow_control import Backlog, CallBudget
 from jaxd_server.rpc.inflight_calls import CallPolicy
 from jaxd_server.rpc.services.admin import AdminService
+from jaxd_server.rpc.services.peers import PeerService
 from jaxd_server.rpc.services.stages import Stages
 from jaxd_server.rpc.sessions import Sessions
 from jaxd_server.rpc.worker_context import IdleConnections, StallWatchdog, WorkerContext
@@ -101,6 +103,7 @@ class _Compilation(NamedTuple):
     quota: BuildQuota
     source: ExecutableSource
     preloader: Preloader
+    peers: PeerService | None
 
 
 def _compilation(
@@ -112,7 +115,8 @@ def _compilation(
 ) -> _Compilation:
     programs.prepare()
     packages = ImportedPackages()
-    program_cache = sizing.program_cache(options, packages)
+    peers = open_peers(options.peers, options.read_token)
+    program_cache = sizing.program_cache(options, packages, peers)
 
     def is_kept(executable: Executable) -> bool:
         """Whether its program is on disk."""
@@ -148,7 +152,7 @@ def _compilation(
     preloader = _preloader(options, source, program_cache, executables, reclaimer)
     return _Compilation(
         *(packages, program_cache, functions, executables, compiler, building, quota),
-        *(source, preloader),
+        *(source, preloader, peers and PeerService(peers, program_cache)),
     )
 
 
@@ -292,7 +296,7 @@ class WorkerComponents:
             Clients(self._are_several, self._are_served),
         )
         self._building, self._preloader = compilation.building, compilation.preloader
-        self._program_cache = compilation.program_cache
+        self._program_cache, self._peers = compilation.program_cache, compilation.peers
         self._package_monitor = _package_monitor(compilation, admission, renewal, has_values)
         self.pipeline = _pipeline(
             compilation,
@@ -371,6 +375,7 @@ class WorkerComponents:
             policy=CallPolicy(self.pipeline.cancelled_reply, options.max_call_s, self._count_ended),
             backlog=Backlog(options.max_calls, options.call_share),
             memory_loss=self._memory_loss,
+            peers=self._peers,
         )
 
     def heaviest(self) -> dict[str, Any] | None:
@@ -419,6 +424,8 @@ class WorkerComponents:
         if self._program_cache is not None:
             self._mark_used()
             self._program_cache.close()
+        if self._peers is not None:
+            self._peers.peers.links.close()
 
     def flush(self) -> None:
         """Writes all pending records to disk."""

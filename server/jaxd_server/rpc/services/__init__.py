@@ -17,6 +17,8 @@ VALUE_VERBS: Final[Mapping[str, tuple[_Types, ...]]] = {
     "named": ((str, int),),
     "unname": ((str,),),
     "values": ((),),
+    "offer": ((bytes,),),
+    "take": ((str, str, int, tuple),),
 }
 """For `ValueService`; for each verb, the types that its arguments may have."""
 

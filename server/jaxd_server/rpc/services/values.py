@@ -13,7 +13,13 @@ from typing import Any, Final
 import jax
 import numpy as np
 
-from jaxd_protocol.errors import ArgumentError, LimitExceeded, ProtocolError, ValueDeleted
+from jaxd_protocol.errors import (
+    ArgumentError,
+    ConfigurationError,
+    LimitExceeded,
+    ProtocolError,
+    ValueDeleted,
+)
 from jaxd_protocol.jax_objects.arrays import exact_array, key_array, key_data, key_spec, weak_array
 from jaxd_protocol.jit.settings import when_run
 from jaxd_protocol.messages.calls import OK
@@ -25,13 +31,14 @@ from jaxd_protocol.messages.data_locations import (
     unpack_ids,
     unpack_locations,
 )
-from jaxd_protocol.pytree import Layout, Leaf, TreeEncoder
-from jaxd_server.codec.arguments import parse_arguments, read_leaves
+from jaxd_protocol.pytree import Layout, Leaf, LeafOffset, TreeEncoder
+from jaxd_server.codec.arguments import parse_arguments, read_leaf, read_leaves
 from jaxd_server.codec.results import ResultLayout, host_data
 from jaxd_server.execution.call import Reply
 from jaxd_server.execution.memory_room import OutOfMemoryHandler
 from jaxd_server.jax_compat.config import configured
 from jaxd_server.jax_compat.placement import placed
+from jaxd_server.rpc.services.peers import PeerService
 from jaxd_server.values.references import ReferencedData, copy_of
 from jaxd_server.values.value import Value
 
@@ -47,6 +54,7 @@ class ValueService:
         oom_handler: makes room on the device.
         max_result_bytes: the most that is sent at once.
         device: the index of the one that the session's arrays are put on.
+        peers: gives arrays to other members of the pool, and takes theirs; None: there are none.
     """
 
     def __init__(
@@ -55,6 +63,7 @@ class ValueService:
         oom_handler: OutOfMemoryHandler,
         max_result_bytes: int,
         device: int = 0,
+        peers: PeerService | None = None,
     ) -> None:
         self._referenced_data = referenced_data
         self._values = referenced_data.values
@@ -62,6 +71,7 @@ class ValueService:
         self._oom_handler = oom_handler
         self._most = max_result_bytes
         self._device = device
+        self._peers = peers
         self._verbs: Mapping[str, Callable[..., Reply]] = {
             "put": self._put,
             "fetch": self._fetch,
@@ -70,6 +80,8 @@ class ValueService:
             "named": self._named,
             "unname": self._unname,
             "values": self._holders,
+            "offer": self._offer,
+            "take": self._take,
         }
 
     def answer(self, verb: str, args: tuple[Any, ...], buffers: Sequence[memoryview]) -> Reply:
@@ -109,6 +121,17 @@ class ValueService:
         with placed(self._device):
             leaves = read_leaves(layout.without(absent), blob, buffers)
             self._referenced_data.fill(rows, layout, leaves, ())
+        return self._kept(number, layout, leaves, config, numbers)
+
+    def _kept(
+        self,
+        number: int,
+        layout: Layout,
+        leaves: Sequence[Any],
+        config: tuple[Any, ...],
+        ids: Sequence[int] = (),
+    ) -> Reply:
+        """Makes values of what was received, and says what they look like."""
         size = sum(leaf.nbytes for leaf in layout.leaves if leaf.tag in "AK")
         with self._values.room(self._own, size):
             with configured(when_run(config)), placed(self._device):
@@ -117,8 +140,40 @@ class ValueService:
                     lambda: jax.block_until_ready(list(map(copy_of, leaves)))
                 )
             made = [_value(array, "put") for array in arrays]
-            self._add(number, made, numbers)
+            self._add(number, made, ids)
         return (OK, skeleton_of(made)), ()
+
+    def _offer(self, ids: bytes) -> Reply:
+        """A ticket with which another member can take some values, once."""
+        numbers = unpack_ids(ids)
+
+        def give() -> tuple[bytes, Sequence[memoryview]]:
+            found = [self._own.get(id_) for id_ in numbers]  # unless they were dropped meanwhile
+            return skeleton_of(found), [_data_of(value) for value in found]
+
+        peers = self._required_peers()
+        return (OK, peers.offer(give), peers.peers.own), ()
+
+    def _take(self, member: str, ticket: str, number: int, config: tuple[Any, ...]) -> Reply:
+        """Makes values of those that another member has offered."""
+        skeleton, buffers = self._required_peers().take(member, ticket)
+        layout = ResultLayout.of(skeleton, ()).layout
+        if not _is_flat(layout) or len(buffers) != len(layout.leaves):
+            raise ProtocolError("what a member gives is no flat tuple of arrays.")
+        with placed(self._device):
+            leaves = [
+                read_leaf(leaf, LeafOffset(buffer=number), b"", buffers)
+                for number, leaf in enumerate(layout.leaves)
+            ]
+        return self._kept(number, layout, leaves, config)
+
+    def _required_peers(self) -> PeerService:
+        if self._peers is None:
+            raise ConfigurationError(
+                "this server is no member of a pool that exchanges arrays. Fetch them and put "
+                "them there."
+            )
+        return self._peers
 
     def _add(self, number: int, values: Sequence[Value], ids: Sequence[int] = ()) -> None:
         first = first_value_id(number)

@@ -1,0 +1,246 @@
+"""What members of a pool ask each other: over real TLS, each a listener of this process."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from jaxd_protocol.network.addresses import Address
+from jaxd_protocol.network.handshake import finish_handshake
+from jaxd_protocol.network.pool_routing import ranked
+from jaxd_protocol.network.tokens import Seal
+from jaxd_protocol.wire import stream_over
+from jaxd_server.auth.acceptor import Acceptor
+from jaxd_server.auth.accounts import Accounts, ConnectedAccounts
+from jaxd_server.auth.authenticator import AuthenticatedPeer, authenticator_factory
+from jaxd_server.auth.listeners import open_listeners
+from jaxd_server.auth.tls_setup import connection_hints, prepare_own_certificate
+from jaxd_server.cache import peers as peers_module
+from jaxd_server.cache.directory import Directory, make_trusted
+from jaxd_server.cache.peers import BuildRegister, Members, PeerLinks, Peers, peer_store
+from jaxd_server.cache.record_file import Record
+from jaxd_server.cache.store import Store
+from jaxd_server.cache.writer import Troubles
+from jaxd_server.config.options import ServerOptions
+from jaxd_server.rpc.services.peers import PeerService
+from tests.live_server import TOKEN
+
+KEY = "a-key-of-a-pool-for-tests-only"
+TARGET = "0123456789abcdef"
+NAME = b"n" * 16
+RECORD = Record(("content",), b"payload" * 100)
+
+
+class Member(Acceptor):
+    """A member: its store, and a listener that answers the others; `close` it.
+
+    Attributes:
+        store: what it has, and what others have.
+        service: answers the others.
+    """
+
+    def __init__(self, folder: Path, name: str, target: str, key: str, stack: ExitStack) -> None:
+        self.members = Members(name)
+        token_file = folder / "token"
+        token_file.touch(mode=0o600)
+        token_file.write_text(TOKEN)
+        certificate = prepare_own_certificate()
+        options = ServerOptions(
+            listen=(Address.tls("127.0.0.1", 0),),
+            token_file=str(token_file),
+            token_dir=str(folder / "tokens"),
+            tls_cert=certificate,
+            tls_key=certificate,
+        )
+        (listener,) = stack.enter_context(open_listeners(options.listen))
+        (line,) = connection_hints(options, [listener])
+        self.address = line.split("'")[1]
+        seal = Seal(key)
+        links = PeerLinks(lambda: self.members, seal, lambda: TOKEN)
+        self.peers = Peers(links, BuildRegister(), seal, key)
+        directory = Directory(make_trusted(str(folder / f"cache-{name}")), target)
+        directory.make()
+        shared = peer_store(self.peers, target, {})
+        self.store = Store(directory, 1 << 30, Troubles(), {}, 0, shared)
+        stack.callback(links.close)
+        stack.callback(self.store.close)
+        cache: Any = SimpleNamespace(store=self.store)
+        self.service = PeerService(self.peers, cache)
+        accounts = Accounts(options)
+        authenticator = authenticator_factory(options, accounts)(listener.address)
+        connected = ConnectedAccounts(accounts)
+        super().__init__(listener.socket.dup(), listener.address, authenticator, 100, connected)
+        self.start_in_thread()
+        stack.callback(self.close)
+
+    def _serve_client(self, admitted: AuthenticatedPeer, end: ExitStack) -> None:
+        finish_handshake(admitted.stream, {}, admitted.proof, {"auth": "none"})
+        self.service.serve(stream_over(admitted.stream))
+
+    def keep(self, record: Record = RECORD) -> None:
+        """Has a program; returns when its keepers know that."""
+        self.store.write("programs", NAME, record.content, record.payload)
+        assert self.store.flush(30)
+
+
+@pytest.fixture
+def pool(runtime: Path) -> Iterator[Callable[..., list[Member]]]:
+    """Makes members that know each other."""
+    with ExitStack() as stack:
+
+        def make(count: int, *, targets: Mapping[int, str] = {}, key: str = KEY) -> list[Member]:
+            made = [
+                Member(runtime, f"m{i}", targets.get(i, TARGET), key, stack) for i in range(count)
+            ]
+            known = {each.members.own: (each.address,) for each in made}
+            for each in made:
+                each.members = Members(each.members.own, known)
+            return made
+
+        yield make
+
+
+def keepers_first(made: list[Member]) -> list[Member]:
+    """The members in the order in which they keep what is known of the program."""
+    label = made[0].store.label("programs", NAME)
+    by_name = {each.members.own: each for each in made}
+    return [by_name[name] for name in ranked(label.encode(), list(by_name))]
+
+
+def test_a_program_is_found_wherever_it_is(pool: Callable[..., list[Member]]) -> None:
+    """Two members at most know where; so many are asked, and the one that has it."""
+    *others, builder = keepers_first(pool(6))
+    assert all(each.store.read("programs", NAME) is None for each in others)
+    builder.keep()
+    for each in others:
+        before = each.peers.links.asked
+        assert each.store.read("programs", NAME) == RECORD
+        assert each.peers.links.asked - before <= 3
+
+
+def test_only_the_header_travels_where_no_more_is_asked_for(
+    pool: Callable[..., list[Member]],
+) -> None:
+    """Such as whether there is one."""
+    first, _, third = keepers_first(pool(3))
+    first.keep()
+    large = Record(("content",), os.urandom(1 << 20))
+    first.keep(large)
+    shared: Any = third.store.shared
+    found = shared._files._asked_for(first.members.own, "programs", NAME, payload=False)
+    assert found.content["size"] > len(large.payload) > 100 * len(found.buffers[0])
+    assert third.store.has("programs", NAME)
+    assert third.store.read("programs", NAME) == large
+
+
+def test_a_program_for_another_target_is_not_found(pool: Callable[..., list[Member]]) -> None:
+    """Such as that of another kind of processor."""
+    made = pool(2, targets={1: "fedcba9876543210"})
+    made[0].keep()
+    assert made[1].store.read("programs", NAME) is None
+    answer = made[1].peers.links.ask(
+        "m0", ask="read", kind="programs", name=NAME.hex(), target="f" * 16, payload=True
+    )
+    assert not answer.buffers
+
+
+@pytest.mark.parametrize("place", [30, -1], ids=["header", "payload"])
+def test_a_poisoned_entry_is_refused(
+    pool: Callable[..., list[Member]],
+    place: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Whatever of it was changed; the next member that has it is asked."""
+    first, second, third = keepers_first(pool(3))
+    first.keep()
+    second.keep()
+    honest = first.service._answers["read"]
+
+    def poisoned(asked: Mapping[str, Any]) -> Any:
+        content, (data,) = honest(asked)
+        changed = bytearray(data)
+        changed[place] ^= 1
+        return content, (memoryview(changed),)
+
+    monkeypatch.setitem(first.service._answers, "read", poisoned)
+    assert third.store.read("programs", NAME) == RECORD
+    assert "store_entry_refused" in caplog.text
+
+
+def test_what_is_signed_with_another_key_is_refused(
+    pool: Callable[..., list[Member]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though it is whole."""
+    from jaxd_server.cache.shared_store import signing
+
+    first, second = keepers_first(pool(2))
+    first.keep()
+    monkeypatch.setattr(first.service, "_sign", signing("the-key-of-another-pool-for-tests"))
+    assert second.store.read("programs", NAME) is None
+
+
+def test_who_has_no_key_of_the_pool_learns_nothing(pool: Callable[..., list[Member]]) -> None:
+    """A client has the token, and with it all that is needed to connect."""
+    first, second = keepers_first(pool(2))
+    first.keep()
+    stranger = PeerLinks(
+        lambda: second.members, Seal("the-key-of-another-pool-for-tests"), lambda: TOKEN
+    )
+    with pytest.raises(OSError, match="connection"):
+        stranger.ask(first.members.own, ask="note", label="x", member="m9")
+    assert not first.peers.register.place("x")
+
+
+def test_members_that_do_not_answer_are_asked_once(
+    pool: Callable[..., list[Member]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And cost their bound once: then they are left alone for a while."""
+    monkeypatch.setattr(peers_module, "_ANSWER_S", 0.2)
+    monkeypatch.setattr(peers_module, "DATA_S", 0.2)
+    first, second, third = keepers_first(pool(3))
+    third.keep()
+    answered = threading.Event()
+    monkeypatch.setitem(
+        first.service._answers,
+        "read",
+        lambda _: ({"at": str(answered.wait(30))}, ()),
+    )
+    assert second.store.read("programs", NAME) == RECORD
+    assert second.peers.links.is_away(first.members.own)
+    before = second.peers.links.asked
+    assert second.store.read_other("programs", NAME) == RECORD
+    assert second.peers.links.asked - before == 1
+    answered.set()
+
+
+def test_a_lease_is_one_members_until_it_is_released(pool: Callable[..., list[Member]]) -> None:
+    """Whoever waits learns who has it, and builds nothing when it is done."""
+    made = pool(3)
+    stores = [each.store.shared for each in made]
+    told: list[str] = []
+    is_there = threading.Event()
+
+    def wait() -> None:
+        with stores[1].lease(NAME, is_there.is_set, lambda it: told.append(it.host)) as lease:  # type: ignore[union-attr]
+            assert lease is None
+
+    with stores[0].lease(NAME, lambda: False, lambda _: None) as lease:  # type: ignore[union-attr]
+        assert lease is not None
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        while not told:
+            waiting.join(0.01)
+        is_there.set()
+    waiting.join(30)
+    assert not waiting.is_alive()
+    assert set(told) == {"m0"}
+    with stores[2].lease(NAME, lambda: False, lambda _: None) as lease:  # type: ignore[union-attr]
+        assert lease is not None
