@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax.numpy as jnp
@@ -24,6 +26,7 @@ from jaxd.errors import (
     ValuesDied,
 )
 from jaxd.pool.caller import PoolCaller
+from jaxd.pool.members import MemberSession
 from jaxd.pool.routes import Pool
 from jaxd.request.call_request import CallRequest
 from jaxd_protocol.messages.calls import FROM_CALLBACK
@@ -152,6 +155,30 @@ def test_the_order_of_a_key_is_computed_once(
     assert asked == [b"k" * 16]
 
 
+def test_the_choice_among_many_members_looks_at_few(
+    pool: PoolHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though this process uses all of them: what it has open is counted now and then."""
+    found, monotonic = routing(pool.client), time.monotonic()
+    for number in range(3, 300):
+        pool.director.show(f"m{number}", f"unix:///nowhere/{number}", load=1)
+    wait_until(lambda: len(found.routes().names) == 300)
+    for name in found.routes().names:
+        found.named(name)
+    looks: list[str] = []
+
+    def counting(session: MemberSession) -> int:
+        looks.append(session.at.name)
+        return 9 if session.at.name == order[0] else 0
+
+    order = ranked(b"k" * 16, sorted(found.routes().names))
+    monkeypatch.setattr(MemberSession, "open_calls", property(counting))
+    monkeypatch.setattr("jaxd.pool.routes.time", SimpleNamespace(monotonic=lambda: monotonic))
+    chosen = {found.of_key(b"k" * 16).member.name for _ in range(100)}
+    assert order[0] not in chosen
+    assert len(looks) < 300 + 100 * 5
+
+
 @pytest.mark.slow
 def test_a_call_goes_where_its_values_are(pool: PoolHere) -> None:
     """Whichever member is the first for its function; its result stays there."""
@@ -160,6 +187,15 @@ def test_a_call_goes_where_its_values_are(pool: PoolHere) -> None:
         result = double_(on(pool, name))
         assert member_of(result, pool) == name
         assert float(result[0]) == 2.0
+
+
+@pytest.mark.slow
+def test_what_is_kept_is_that_of_all_members(pool: PoolHere) -> None:
+    """And what would be lost with them, as nothing is kept of how it was made."""
+    held = [on(pool, name) for name in ("m0", "m2")]
+    kept = pool.client.kept()
+    assert kept.is_on
+    assert sum(kept.lost_with_worker.values()) == sum(each.nbytes for each in held)
 
 
 @pytest.mark.slow

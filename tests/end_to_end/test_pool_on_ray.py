@@ -346,6 +346,39 @@ def test_two_versions_serve_side_by_side(pool: RayPool, nodes: RayNodes) -> None
     pool.wait_for(lambda found: _both_ready(found) and versions(found) == {"next"})
 
 
+def test_members_without_a_store_take_programs_from_each_other(
+    pool: RayPool, nodes: RayNodes
+) -> None:
+    """The director tells each who is in the pool; nodes have cache folders of their own."""
+    nodes.add(2)
+    text = _settings(nodes, pool.folder, count=2, max=4, version="peers")
+    text = text.replace(f'store = "{pool.folder}/store"', 'store = "none"')
+    pool.order("up", pool.write(text), "--no-wait")
+    pool.wait_for(
+        lambda found: _both_ready(found) and {e["version"] for e in found.values()} == {"peers"}
+    )
+    names = sorted(pool.members())
+
+    def know_each_other() -> bool:
+        files = [pool.folder / f"jaxd/pool-lab/{name}/members.json" for name in names]
+        with suppress(FileNotFoundError):
+            known = [json.loads(file.read_text())["addresses"] for file in files]
+            return all(set(names) <= each.keys() for each in known)
+        return False
+
+    pool.wait_for(lambda _: know_each_other())
+    counts = []
+    for name in names:
+        with jaxd.connect(pool.unix_of(name)) as client:
+            before = client.statistics()
+            server = {"JAXD_SERVER": pool.unix_of(name)}
+            done = run_client(PROGRAM.format(factor=7), environment=pool.environment | server)
+            assert done.stdout.startswith("196.0\n"), done.stderr
+            after = client.statistics()
+        counts.append((after.traces - before.traces, after.compiles - before.compiles))
+    assert counts == [(1, 1), (0, 0)]
+
+
 def test_a_wrong_token_of_ray_lets_nobody_in(
     namespace: Namespace, nodes: RayNodes, environment: dict[str, str], runtime: Path
 ) -> None:

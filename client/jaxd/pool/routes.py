@@ -196,14 +196,16 @@ class Pool:
 
         With many members the sum is counted now and then; what was routed since is added.
         """
-        loads, now = OpenCalls(routes.loads, self._callers), time.monotonic()
+        told, now = routes.loads, time.monotonic()
         more, until, of = self._more
         if of is not routes or now >= until:
-            callers = list(self._callers)
-            more = sum(loads[name] - routes.loads.get(name, 0) for name in callers)
+            callers, more = list(self._callers.items()), 0
+            for name, each in callers:
+                own, known = each.session.open_calls, told.get(name)
+                more += own - known if known is not None and own > known else 0
             until = now + _COUNTED_S if len(callers) > _FEW else now
         self._more = more + 1, until, routes
-        return loads, routes.total_load + more
+        return OpenCalls(told, self._callers), routes.total_load + more
 
     def of_key(self, key: bytes, *, evenly: bool = False) -> MemberCaller:
         """The member that makes the next call of a function.
@@ -232,7 +234,7 @@ class Pool:
             total_devices=routes.total_devices,
         )
         found = self._callers.get(name) or self._begin(name)
-        if name == order[0]:
+        if name == order[0] and not evenly:
             firsts[key] = found, routes.room_at(name)
         return found
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jaxd_protocol.errors import AuthenticationFailed, ConfigurationError, ServerDraining
+from jaxd_protocol.network.local_server import make_private_directory
 from jaxd_protocol.network.tokens import Seal
 from jaxd_server.pool import __main__ as pool_process
 from jaxd_server.pool.__main__ import Pool
+from jaxd_server.pool.member_server import StaticPool
 from jaxd_server.pool.members import (
     LoadScaling,
     MemberEnd,
@@ -403,3 +407,44 @@ def test_an_unknown_order_is_refused(cluster: FakeCluster) -> None:
     """Of a newer jaxd."""
     with pytest.raises(ConfigurationError, match="'dance'"):
         pool_in(cluster).obey("dance", {})
+
+
+def test_a_director_of_servers_of_others_knows_their_epochs_again(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else clients would take each for another one than before, and their arrays for gone."""
+    said, is_over = {"report": MemberReport("i1", "ready")}, threading.Event()
+
+    class Server:
+        """Reports what the test says."""
+
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def wait_for_load(self, *_: object) -> None:
+            is_over.wait(0.01)
+            if is_over.is_set():
+                threading.Event().wait()
+
+        def report(self) -> MemberReport:
+            return said["report"]
+
+    monkeypatch.setattr("jaxd_server.pool.member_server.StaticServer", Server)
+    settings = PoolSettings("lab", static={"m1": ("unix:///s",)})
+    make_private_directory(settings.files.directory)
+
+    def epoch_in(table: MemberTable) -> int:
+        return table.entry("m1").member.epoch
+
+    table = MemberTable("lab")
+    StaticPool(settings, table, None)
+    for instance, epoch in (("i1", 1), ("i2", 2)):
+        said["report"] = MemberReport(instance, "ready")
+        while epoch_in(table) != epoch:
+            is_over.wait(0.01)
+    while '"epoch": 2' not in Path(settings.files.directory, "static.json").read_text():
+        is_over.wait(0.01)
+    is_over.set()
+    later = MemberTable("lab")
+    StaticPool(settings, later, None)
+    assert epoch_in(later) == 2
