@@ -465,7 +465,55 @@ def test_a_sentinel_of_a_library_stays_the_one_that_it_is(client: Client) -> Non
         np.testing.assert_array_equal(mine, theirs)
 
 
-def test_a_sentinel_of_the_users_own_is_refused_in_an_argument(client: Client) -> None:
+_OWN, _OTHER = object(), object()
+
+
+def _compared(x: Any, mark: Any = _OWN) -> Any:
+    return x * (2.0 if mark is _OWN else 3.0 if mark is _OTHER else 5.0)
+
+
+@pytest.mark.parametrize("mark", [_OWN, _OTHER], ids=["own", "other"])
+def test_a_sentinel_of_a_module_of_the_users_stays_the_one_that_it_is(
+    client: Client, mark: Any
+) -> None:
+    """As an argument, a static one, in one, as a default, and of what is called in turn."""
+
+    def programs(make: Make) -> list[Any]:
+        return [
+            make(lambda m, x: _compared(x, m.mark))(Marked(mark), X),
+            make(lambda m, x: _compared(x, m), static_argnums=0)(mark, X),
+            make(lambda m, x: _compared(x, m[0]), static_argnums=0)((mark, _compared), X),
+            make(lambda m, x: m[1](x, m[0]), static_argnums=0)((mark, _compared), X),
+            make(lambda m, x: m[1](x) + m[1](x, m[0]), static_argnums=0)((mark, _compared), X),
+        ]
+
+    for mine, theirs in zip(programs(client.persistent_call), programs(jax.jit), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_a_sentinel_that_an_argument_held_comes_back_as_the_one_that_it_was(
+    client: Client,
+) -> None:
+    """Also where the function itself does not reach it."""
+    step = client.persistent_call(lambda m, x: Kept(x, m.mark, None))
+    assert step(Marked(_OTHER), X).about is _OTHER
+
+
+def test_a_sentinel_is_the_one_that_its_module_has_now(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was replaced, as by a reload, is another one."""
+    step = client.persistent_call(_compared, static_argnames="mark")
+    np.testing.assert_array_equal(step(X, mark=_OTHER), X * 3)
+    new = object()
+    monkeypatch.setitem(globals(), "_OTHER", new)
+    np.testing.assert_array_equal(step(X, mark=new), X * 3)
+    monkeypatch.setitem(globals(), "_OTHER", object())
+    with pytest.raises(PackingError, match=r"bare object"):
+        step(X, mark=new)
+
+
+def test_a_sentinel_without_a_name_is_refused_in_an_argument(client: Client) -> None:
     """What the function compares it with would be another object there."""
     own = object()
     step = client.persistent_call(lambda m, x: x * (2.0 if m.mark is own else 3.0))

@@ -57,6 +57,12 @@ def cached(x): return x + 2
 def step(x): return kind(x)
 def memoised(x): return cached(x)
 """
+SENTINELS = """
+FIRST, SECOND = object(), object()
+def step(x, mark=FIRST): return mark
+def other(x, mark=None): return x if mark is FIRST else -x
+# here
+"""
 NAMES = """
 def step(x):
     try: return abs(x) * later
@@ -148,6 +154,9 @@ ROWS = [
     edit("a mutated default", DEFAULTS, "# here", "TABLE.append(2)", "step", "other"),
     edit("defaults set later", DEFAULTS, "# here", "step.__defaults__ = (7,)", "step", "other"),
     edit("keyword defaults set later", DEFAULTS, "# here", "step.__kwdefaults__ = {'rate': 9}", "step", "other"),
+    edit("a default that is another bare object", SENTINELS, "mark=FIRST", "mark=SECOND", "step", "other"),
+    edit("a bare object that is made again", SENTINELS, "# here", "FIRST = object()", "step", "other"),
+    edit("a bare object that a function closes over", SENTINELS, "is FIRST", "is SECOND", "other", "step"),
     edit("an attribute of it", DEFAULTS, "# here", "step.unit = 'm'", "step", "other"),
     edit("a value in a closure", CLOSURES, "make(2", "make(3", "step", "other late"),
     edit("a function in a closure", CLOSURES, "x + 1", "x + 2", "step", "other late"),

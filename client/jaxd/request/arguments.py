@@ -22,7 +22,7 @@ from jaxd_protocol.errors import ArgumentError, PackingError
 from jaxd_protocol.fingerprint.function_wrapper import BoundWrapper
 from jaxd_protocol.jit.static_args import StaticArgs
 from jaxd_protocol.messages.data_locations import DataLocation
-from jaxd_protocol.packages.importable import bare_object_name
+from jaxd_protocol.packages.bare_objects import names_of_bare_object
 from jaxd_protocol.pytree import TreeEncoder, dump_literal, is_literal
 from jaxd_protocol.pytree.decoder import COUNT
 from jaxd_protocol.pytree.literals import plain_number
@@ -296,7 +296,7 @@ class ArgumentEncoder(TreeEncoder):
     def _object(self, value: Any) -> None:
         """Appends an object without data: to the structure, or as a leaf where only jax knows."""
         check_not_array_like(value)
-        if type(value) is object and bare_object_name(value) is None:
+        if type(value) is object and not any(names_of_bare_object(value)):
             raise ArgumentError(
                 "an argument is a bare object(), which jax cannot trace. It cannot be declared in "
                 "static_argnames either, as it differs from others only by its identity: pass text "

@@ -6,12 +6,13 @@ import re
 import types
 from collections import OrderedDict, defaultdict, deque
 from functools import partial
+from time import monotonic
 from typing import Any, Final, NamedTuple
 
 from jaxd.request.static_keys import hashable, is_implemented_in_c, static_key
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.fingerprint import Guards, current_packing, walk_for_packing
+from jaxd_protocol.fingerprint import Guards, current_packing, one_moment, walk_for_packing
 from jaxd_protocol.jax_objects.names import kind_of
 from jaxd_protocol.pickling.pack.arguments import pack
 from jaxd_protocol.pickling.pack.functions import Packed
@@ -22,6 +23,10 @@ _MAX_LARGE: Final = 16
 _MAX_LARGE_BYTES: Final = 2 << 20
 """Of one object: what is kept is not given back before many others are. A function of the user's
 own with all that it reaches, which `eqx.filter_jit` makes a static argument, may have 400 kB."""
+_MAX_REFUSALS: Final = 64
+_REFUSED_FOR: Final = 20
+"""That an object cannot travel holds for so many times as long as it took to find out: what decides
+about that beside the object, such as the names of modules, nothing watches."""
 
 
 class GuardedContent(NamedTuple):
@@ -45,7 +50,10 @@ def guard_content(value: Any, name: str) -> GuardedContent | None:
         return None
     if walked.fingerprint.unshared or not walked.guards.complete:
         return None
-    if not all(map(_changes_are_seen, walked.reach.numbered)):
+    reach = walked.reach
+    # of the others only some attributes are read, and these are watched
+    inside = [one for one in reach.objects if reach.part_of(one) is None]
+    if not all(map(_changes_are_seen, (*reach.numbered, *inside))):
         return None
     return GuardedContent(walked.fingerprint.digest, walked.guards)
 
@@ -54,17 +62,27 @@ class _CachedPickle(NamedTuple):
     kept: Any  # so that nothing else gets the ids in its key
     mark: bytes
     guards: Guards
-    packed: Packed | PackingError
+    packed: Packed
+
+
+class _Refusal(NamedTuple):
+    kept: Any
+    mark: bytes
+    guards: Guards
+    reason: str
+    until_s: float
 
 
 _pickle_cache: Final = BoundedDict[Any, _CachedPickle](_MAX_CACHED)
 _large_pickles: Final = BoundedDict[Any, _CachedPickle](_MAX_LARGE)
+_refusals: Final = BoundedDict[Any, _Refusal](_MAX_REFUSALS)
 
 
 def pack_cached(value: Any, what: str) -> Packed:
     """An object as bytes; of the same object the same, if nothing in it has changed.
 
-    So it is for one that is made anew of the same objects, see `static_key`.
+    So it is for one that is made anew of the same objects, see `static_key`. That one cannot travel
+    is found out again when something in it changes, and after a while.
 
     Args:
         value: any object.
@@ -78,24 +96,31 @@ def pack_cached(value: Any, what: str) -> Packed:
     key = hashable(static_key(value, kept))
     known = _pickle_cache.get(key) or _large_pickles.use(key)
     if known is not None and known.mark == now and known.guards.hold():
-        if not isinstance(known.packed, PackingError):
-            return known.packed
-        _pickle_cache.pop(key, None)  # a call asks twice; the next one finds out for itself
-        raise known.packed
-    # first: what changes meanwhile is noticed
-    watched = guard_content(value, type(value).__qualname__)
+        return known.packed
+    refusal = _refusals.get((key, what))
+    if refusal is not None and _holds(refusal, now):
+        raise PackingError(refusal.reason)
+    started_s = monotonic()
     try:
-        packed = pack(value, what)
+        with one_moment():
+            # first: what changes meanwhile is noticed
+            watched = guard_content(value, type(value).__qualname__)
+            packed = pack(value, what)
     except PackingError as error:
         if watched is not None and _depends_on_the_value(error):
-            again = PackingError(*error.args)
-            _pickle_cache[key] = _CachedPickle((value, kept), now, watched.guards, again)
+            until_s = monotonic() + _REFUSED_FOR * (monotonic() - started_s)
+            known_as = key, what
+            _refusals[known_as] = _Refusal((value, kept), now, watched.guards, str(error), until_s)
         raise
-    _pickle_cache.pop(key, None)
     if watched is not None and len(packed) <= _MAX_LARGE_BYTES:
         kept_in = _pickle_cache if len(packed) <= _MAX_CACHED_BYTES else _large_pickles
         kept_in[key] = _CachedPickle((value, kept), now, watched.guards, packed)
     return packed
+
+
+def _holds(refusal: _Refusal, mark: bytes) -> bool:
+    is_recent = refusal.mark == mark and monotonic() < refusal.until_s
+    return is_recent and refusal.guards.hold()
 
 
 def _depends_on_the_value(error: PackingError) -> bool:
@@ -112,6 +137,7 @@ _GUARDED_TYPES: Final = frozenset(
         *(dict, OrderedDict, defaultdict, types.MappingProxyType, list, deque, set, bytearray),
         *(types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.CodeType),
         *(types.CellType, partial, property, staticmethod, classmethod),
+        *(types.GenericAlias, types.UnionType, type(_CachedPickle.mark)),  # of a named tuple
     }
 )
 """Types made in C whose instances cannot change, or whose changes guards see."""

@@ -420,7 +420,7 @@ class LocalObjects:
         return self._local_class(module, name, content) or _missing
 
     def _installed_object(self, module: str, name: str) -> Any:
-        """Something installed that the function's code names or its arguments held.
+        """Something installed, or a bare object, that the function reaches or its arguments held.
 
         Or a type of numbers.
         """
@@ -431,7 +431,8 @@ class LocalObjects:
         if found is not _missing:
             return found
         if self._named_in_code is None:
-            self._named_in_code = _by_name(self._installed)
+            bare = (each for each in (*self._objects, *self._others) if type(each) is object)
+            self._named_in_code = _by_name((*self._installed, *bare))
         return self._named_in_code.get((module, name), _missing)
 
     def _method(self, owner: tuple[Any, ...], name: str) -> Any:
@@ -575,14 +576,16 @@ def _is_node(cls: type) -> bool:
 
 
 def _by_name(installed: Iterable[Any]) -> dict[tuple[str, str], Any]:
-    """Installed objects by the name that a server has for each."""
+    """Installed objects, and bare ones, by the name that a server has for each."""
+    from jaxd_protocol.packages.bare_objects import own_object_name
     from jaxd_protocol.pickling.pack.instances import installed_name
 
     found = {}
     for value in installed:
         home = getattr(value, "__module__", None)
         if home != "builtins" or _is_data_type(value):
-            name = installed_name(value)
+            own = own_object_name(value) if type(value) is object else None
+            name = installed_name(value) or own
             if name is not None:
                 found[name] = value
     return found

@@ -20,7 +20,7 @@ from jaxd_protocol.fingerprint.data_model import ListedCallback as ListedCallbac
 from jaxd_protocol.fingerprint.data_model import Part as Part
 from jaxd_protocol.fingerprint.guards import Guards as Guards
 from jaxd_protocol.fingerprint.process_view import LocalProcess, ProcessView
-from jaxd_protocol.fingerprint.walk import Walk
+from jaxd_protocol.fingerprint.walk import SharedFindings, Walk
 from jaxd_protocol.fingerprint.walk import WalkResult as WalkResult
 
 _LOCAL_PROCESS = LocalProcess()
@@ -28,6 +28,54 @@ _LOCAL_PROCESS = LocalProcess()
 _MAX_CONTENT_IDS = 4096
 _content_ids = BoundedDict[tuple[int, bytes], tuple[Any, Guards, bytes]](_MAX_CONTENT_IDS)
 _RECURSION_LIMIT = 10_000
+
+
+class _Moment:
+    """What walks have found that are made one after the other, as if all were made at once.
+
+    Attributes:
+        contents: the keys in `_content_ids` of what was looked at.
+    """
+
+    def __init__(self) -> None:
+        self.contents: set[tuple[int, bytes]] = set()
+        self._views: dict[int, tuple[ProcessView, SharedFindings]] = {}
+
+    def seen_from(self, view: ProcessView) -> SharedFindings:
+        """What was found, as seen from a process."""
+        return self._views.setdefault(id(view), (view, SharedFindings()))[1]
+
+    def forget(self) -> None:
+        """Something has changed."""
+        self.contents.clear()
+        self._views.clear()
+
+
+_moment: ContextVar[_Moment | None] = ContextVar("jaxd_moment", default=None)
+
+
+@contextmanager
+def one_moment() -> Iterator[None]:
+    """Around walks that are to see everything as it is at one moment, such as those of a packing.
+
+    A class is taken apart once for all of them. What is changed within is seen where somebody looks
+    at guards afterwards and calls `next_moment`.
+    """
+    if _moment.get() is not None:
+        yield
+        return
+    token = _moment.set(_Moment())
+    try:
+        yield
+    finally:
+        _moment.reset(token)
+
+
+def next_moment() -> None:
+    """Has walks within `one_moment` see everything as it is now."""
+    current = _moment.get()
+    if current is not None:
+        current.forget()
 
 
 class _DeepRecursion:
@@ -94,11 +142,14 @@ def walk(
     """
     from jaxd_protocol.fingerprint.dispatch import HANDLERS  # when the first walk begins
 
+    view, moment = process_view or _LOCAL_PROCESS, _moment.get()
     try:
         with _deep_recursion:
             while True:
                 known = 0 if listed is None else len(listed.counted)
-                one = Walk(HANDLERS, process_view or _LOCAL_PROCESS, ignore, archives, listed)
+                one = Walk(HANDLERS, view, ignore, archives, listed)
+                if moment is not None and not ignore and archives is None and listed is None:
+                    one.shared = moment.seen_from(view)
                 one.reach.readers.update(readers)
                 found = one.run(value, name)
                 if listed is None or len(listed.counted) == known:
@@ -113,15 +164,24 @@ def content_id(value: Any) -> bytes:
     Kept as long as nothing that it reaches has changed. Within `packing_for` it is that for a
     function whose packages count as files, or whose code reads more of a class.
     """
-    used = current_packing()
-    known = _content_ids.get((id(value), used.mark))
-    if known is not None and known[0] is value and known[1].hold():
-        return known[2]
+    used, moment = current_packing(), _moment.get()
+    key = id(value), used.mark
+    known = _content_ids.get(key)
+    is_noted = moment is not None and key in moment.contents
+    if known is not None and known[0] is value and (is_noted or known[1].hold()):
+        return _noted(key, known[2])
     name = getattr(value, "__qualname__", None) or type(value).__qualname__
     walked = walk_for_packing(value, name)
     found = id_in_scope(walked.fingerprint.digest, used.scope)
-    _content_ids[id(value), used.mark] = (value, walked.guards, found)
-    return found
+    _content_ids[key] = (value, walked.guards, found)
+    return _noted(key, found)
+
+
+def _noted(key: tuple[int, bytes], content: bytes) -> bytes:
+    moment = _moment.get()
+    if moment is not None:
+        moment.contents.add(key)
+    return content
 
 
 def id_in_scope(content: bytes, scope: bytes) -> bytes:

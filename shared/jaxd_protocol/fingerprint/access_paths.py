@@ -31,8 +31,6 @@ from jaxd_protocol.fingerprint.unpatched import (
     is_own_code,
     is_plain_data,
     is_replaced_constant,
-    refuse_patched_class,
-    refuse_patched_function,
 )
 from jaxd_protocol.fingerprint.values import classes, modules, settings
 from jaxd_protocol.fingerprint.values.reductions import forwards, own_attributes, slot_content
@@ -529,16 +527,16 @@ def _of_installed_attribute(walk: Walk, module: ModuleType, name: str, rest: Ste
         walk.reach.installed.append(value)
         home, own = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
         modules.refuse_hidden_state(walk, str(home), str(own))
-    if settings.is_config(value) or walk.process_view.carries(module, name, value):
+    if settings.is_config(value) or walk.carries(module, name, value):
         _emit_carried(walk, module, name, rest)
     elif isinstance(value, SimpleNamespace | partial):  # which somebody may change in place
         carries = walk.process_view.carries
         walk.guards.answer(lambda: carries(module, name, value), False)
     elif isinstance(value, FunctionType):
-        refuse_patched_function(value, walk.is_local, walk.path)
+        walk.refuse_patched(value)
     else:
         if isinstance(value, type):
-            refuse_patched_class(value, walk.is_local, walk.path)
+            walk.refuse_patched(value)
             classes.refuse_own_node(walk, value)
             classes.refuse_subclasses(walk, value, rest)
         emit_setting(walk, module.__name__, name, value, rest)
@@ -567,16 +565,14 @@ def emit_if_patched(walk: Walk, module: ModuleType | None, steps: Steps) -> None
         if "_jaxd_real" not in vars(module):
             walk.guards.item(vars(module), name, value)
         if not isinstance(value, ModuleType):
-            is_carried = walk.process_view.carries(module, name, value)
+            is_carried = walk.carries(module, name, value)
             is_own = is_own_code(value, walk.is_local)
             if is_carried and (is_own or is_replaced_constant(module, name, value)):
                 before = walk.label
                 _emit_carried(walk, module, name, rest)
                 walk.label = before
-            elif isinstance(value, FunctionType):
-                refuse_patched_function(value, walk.is_local, walk.path)
-            elif isinstance(value, type):
-                refuse_patched_class(value, walk.is_local, walk.path)
+            elif isinstance(value, FunctionType | type):
+                walk.refuse_patched(value)
             return
         module, steps = None if walk.is_local(value.__name__) else value, rest
 

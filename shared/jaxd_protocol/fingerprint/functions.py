@@ -31,7 +31,6 @@ from jaxd_protocol.fingerprint.local_imports import (
 from jaxd_protocol.fingerprint.process_view import prefixes_of
 from jaxd_protocol.fingerprint.unpatched import (
     globals_module,
-    refuse_patched_function,
     source_location,
 )
 from jaxd_protocol.fingerprint.values import modules, settings
@@ -67,7 +66,7 @@ def emit_function(walk: Walk, function: FunctionType) -> None:
         return
     name = importable_name(function)
     if name is not None and not walk.is_local(name[0]):
-        refuse_patched_function(function, walk.is_local, walk.path)
+        walk.refuse_patched(function)
         walk.reach.installed.append(function)
         modules.emit_reference(walk, *name)
     else:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
-from types import MappingProxyType, ModuleType
+from types import FunctionType, MappingProxyType, ModuleType
 from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.fingerprint.canonical_bytes import ATOMS, DIGEST_SIZE, atom, digest, tag
@@ -27,6 +27,7 @@ from jaxd_protocol.fingerprint.data_model import (
 )
 from jaxd_protocol.fingerprint.guards import Guards
 from jaxd_protocol.fingerprint.process_view import ProcessView
+from jaxd_protocol.fingerprint.unpatched import refuse_patched_class, refuse_patched_function
 from jaxd_protocol.packages.distributions import Package, import_root
 
 MAX_PARTS: Final = 5000
@@ -60,6 +61,8 @@ class WalkResult(NamedTuple):
         classes: those whose digests are part of this one. In a walk over a class what was found in
             them is not in the other attributes.
         reached: of a walk over a class: all classes that it leads to, by `id`.
+        is_lasting: of a walk over a class: whether any other walk at this moment would find the
+            same, in it and in the classes below.
     """
 
     fingerprint: Fingerprint
@@ -67,6 +70,7 @@ class WalkResult(NamedTuple):
     guards: Guards
     classes: tuple[WalkedClass, ...] = ()
     reached: Mapping[int, type] = MappingProxyType({})
+    is_lasting: bool = False
 
 
 class WalkedClass(NamedTuple):
@@ -81,6 +85,21 @@ class WalkedClass(NamedTuple):
     cls: type
     found: WalkResult
     path: str
+
+
+class SharedFindings:
+    """What walks at one moment share, as seen from one process.
+
+    Attributes:
+        classes: walks over classes, by `id`.
+        unpatched: what is installed and was found as it was installed, by `id`.
+        carries: for attributes of installed modules, their values and whether these travel along.
+    """
+
+    def __init__(self) -> None:
+        self.classes: dict[int, WalkResult] = {}
+        self.unpatched: dict[int, Any] = {}
+        self.carries: dict[tuple[int, str], tuple[ModuleType, Any, bool]] = {}
 
 
 class Handlers(NamedTuple):
@@ -121,6 +140,7 @@ class Walk:
         passed_to: objects, the functions that they are passed to, and the parameters, by `id`.
         is_inner: whether it is a part of another walk.
         archived: modules in archives of which something is reached.
+        shared: what others at this moment have found.
     """
 
     def __init__(
@@ -135,6 +155,8 @@ class Walk:
         self.process_view = process_view
         self.archives = archives
         self.listed = listed
+        self.shared = SharedFindings()
+        self._cuts: list[int] = []  # sets that one of their elements leads back to
         self._ignore = frozenset(ignore)
         self.is_inner = False
         self._open_sets: frozenset[int] = frozenset()
@@ -373,6 +395,7 @@ class Walk:
     def unordered(self, items: Collection[Any]) -> None:
         """Appends the elements of a set, in an order that is the same everywhere."""
         if id(items) in self._open_sets:  # an element that leads back to its own set
+            self._cuts.append(id(items))
             return
         alone = self._open_sets | {id(items)}
         digests = [(self._digest_alone(item, alone), item) for item in items]
@@ -400,6 +423,8 @@ class Walk:
         inner.open_classes = self.open_classes
         inner.classes_inside |= self.classes_inside
         inner.archived = self.archived
+        inner.shared = self.shared
+        inner._cuts = self._cuts
         return inner
 
     def walk_class(self, cls: type) -> WalkResult:
@@ -412,7 +437,7 @@ class Walk:
         Raises:
             CyclicClasses: when it leads to a class that is being walked over, and so to itself.
         """
-        known = self._classes.get(id(cls))
+        known = self._classes.get(id(cls)) or self._shared_walk(cls)
         leads_to = self._leads_to.setdefault(id(cls), {}) if known is None else known.reached
         for unfinished in (self.open_classes, self.classes_inside.keys()):
             for number in unfinished & leads_to.keys():
@@ -433,8 +458,36 @@ class Walk:
         reached = dict(inner.classes_inside)
         for each in found.classes:
             reached.update(each.found.reached)
-        found = self._classes[id(cls)] = found._replace(reached=reached)
+        found = found._replace(reached=reached, is_lasting=self._is_lasting(found))
+        self._classes[id(cls)] = found
+        if found.is_lasting:
+            self.shared.classes[id(cls)] = found
         return found
+
+    def _is_lasting(self, found: WalkResult) -> bool:
+        """Whether nothing around a walk over a class, which has found that, has decided about it.
+
+        What stands for the environment is added to by a walk that takes it over.
+        """
+        return (
+            not (self._open_sets or self._cuts or found.fingerprint.unshared)
+            and not any(hasattr(each, "merge") for each in found.reach.replacements.values())
+            and all(each.found.is_lasting for each in found.classes)
+        )
+
+    def _shared_walk(self, cls: type) -> WalkResult | None:
+        """What another walk has found in a class; None where this one might find something else."""
+        found = None if self._open_sets or self._cuts else self.shared.classes.get(id(cls))
+        if found is not None:
+            self._note_walked(WalkedClass(cls, found, ""))
+        return found
+
+    def _note_walked(self, one: WalkedClass) -> None:
+        """As if this walk had walked over a class: those below it are known then, as well."""
+        if id(one.cls) not in self._classes:
+            self._classes[id(one.cls)] = one.found
+            for below in one.found.classes:
+                self._note_walked(below)
 
     def package(self, module: str) -> None:
         """Appends which distribution an installed module belongs to."""
@@ -512,6 +565,29 @@ class Walk:
         if known is None:
             known = self._local[module] = self.process_view.is_local(module)
         return known
+
+    def refuse_patched(self, value: type | FunctionType) -> None:
+        """Refuses an installed class or function that has code of the user's in it.
+
+        Raises:
+            PackingError: the server's has none.
+        """
+        if id(value) in self.shared.unpatched:
+            return
+        if isinstance(value, type):
+            refuse_patched_class(value, self.is_local, self.path)
+        else:
+            refuse_patched_function(value, self.is_local, self.path)
+        self.shared.unpatched[id(value)] = value
+
+    def carries(self, module: ModuleType, name: str, value: Any) -> bool:
+        """Whether an installed module's attribute may have another value on the other side."""
+        key = id(module), name
+        known = self.shared.carries.get(key)
+        if known is None or known[1] is not value:
+            found = self.process_view.carries(module, name, value)
+            known = self.shared.carries[key] = module, value, found
+        return known[2]
 
     def carry(self, module: str, name: str, value: Any) -> None:
         """An installed module's attribute counts by its value, and travels."""

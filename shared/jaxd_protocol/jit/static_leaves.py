@@ -14,7 +14,7 @@ from typing import Any
 from jaxd_protocol.errors import ArgumentError
 from jaxd_protocol.fingerprint import walk
 from jaxd_protocol.jit.static_args import StaticArgs
-from jaxd_protocol.packages.importable import bare_object_name
+from jaxd_protocol.packages.bare_objects import bare_object_name, own_object_name
 from jaxd_protocol.pickling.unpack.content_table import content_table
 from jaxd_protocol.pytree import dump_literal, is_literal
 from jaxd_protocol.pytree.literals import plain_number
@@ -74,6 +74,9 @@ def content_of(value: Any) -> bytes:
         name = bare_object_name(value)
         if name is not None:
             return b"N" + dump_literal(name)
+        name = own_object_name(value)
+        if name is not None:
+            return b"O" + dump_literal(name)
         raise ValueError("a bare object differs from others only by its identity")
     # In a tuple: of an object that can be called, a walk that starts there sees only what it calls.
     walked = walk((value,), type(value).__qualname__)

@@ -8,13 +8,11 @@ only when it leads to this very object.
 from __future__ import annotations
 
 import importlib
-import re
 import sys
-from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
-from jaxd_protocol.packages.installed import content_of, is_local_module
+from jaxd_protocol.packages.installed import is_local_module
 
 _missing = object()
 # Where an object was found, by its id. A hint: each use looks there again, so a stale entry is
@@ -47,45 +45,6 @@ def name_within(package: str, value: Any) -> tuple[str, str] | None:
     """
     found = _index(package).get(id(value))
     return found if found is not None and _look_up(*found) is value else None
-
-
-def bare_object_name(value: object) -> tuple[str, str] | None:
-    """Module and name of an `object()` that an installed module has; None for any other.
-
-    Code compares it by identity. The module is the one whose source makes it, as in ``sentinel =
-    object()``, before those that import it from there: which of these are loaded differs.
-    """
-    places = [
-        (module, name)
-        for module, name in _bare_objects(len(sys.modules)).get(id(value), ())
-        if content_of(module).get(name) is value
-    ]
-    made = [p for p in places if p[1] in _made_in(str(content_of(p[0]).get("__file__")))]
-    return min(made or places, default=None)
-
-
-@lru_cache(maxsize=1)
-def _bare_objects(count: int) -> dict[int, list[tuple[str, str]]]:  # noqa: ARG001  as it is now
-    """The places in loaded modules, each a hint, by id."""
-    places: dict[int, list[tuple[str, str]]] = {}
-    for module in sys.modules.copy():
-        if is_local_module(module):
-            continue
-        for name, value in content_of(module).copy().items():
-            if type(value) is object:
-                places.setdefault(id(value), []).append((module, name))
-    return places
-
-
-@lru_cache(maxsize=256)
-def _made_in(file: str) -> frozenset[str]:
-    """The names to which the source of a module gives objects of their own."""
-    try:
-        with open(file, encoding="utf-8") as opened:  # pathlib imports urllib
-            source = opened.read()
-    except (OSError, UnicodeDecodeError, ValueError):
-        return frozenset()
-    return frozenset(re.findall(r"^(\w+)\b[^=\n]*=.*\bobject\(\)", source, re.MULTILINE))
 
 
 def find_object(module: str, name: str) -> Any:

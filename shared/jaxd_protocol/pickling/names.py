@@ -28,6 +28,7 @@ _MODULES: Final = {
     ),
     "jaxd_protocol.fingerprint.values.settings": _same("ReadEnvironment"),
     "jaxd_protocol.fingerprint.values.struct_sequences": _same("make_struct_sequence"),
+    "jaxd_protocol.packages.bare_objects": _same("object_of_name"),
     "jaxd_protocol.packages.importable": _same("find_object"),
     "jaxd_protocol.jax_objects.jit_objects": {"jax_jit": "make_jit"},
     "jaxd_protocol.jit.nnx_objects": _same("ObjectParts"),

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from array import array
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from types import SimpleNamespace
@@ -125,18 +127,31 @@ def test_what_nobody_watches_is_packed_each_time(packings: list[Any]) -> None:
     assert len(packings) == 4
 
 
-def test_that_something_cannot_travel_is_found_out_once_for_a_call(packings: list[Any]) -> None:
-    """Which describes its arguments before it packs them; the next call finds out for itself."""
+def test_that_something_cannot_travel_is_found_out_once(
+    packings: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as it is as it was, and for a while; a call that falls back asks each time."""
+    monkeypatch.setattr(packing_cache, "_REFUSED_FOR", 1e9)
+    monkeypatch.setattr(packing_cache, "_refusals", {})
     value = Setting(more={"mark": object()})
-    for calls in (1, 2):
-        for _ in range(2):
-            with pytest.raises(PackingError, match=r"my thing.*bare object\(\)"):
-                pack_cached(value, "my thing")
-        assert len(packings) == calls
+    for _ in range(5):
+        with pytest.raises(PackingError, match=r"my thing.*bare object\(\)"):
+            pack_cached(value, "my thing")
+    assert len(packings) == 1
+    with pytest.raises(PackingError, match=r"another name.*bare object\(\)"):
+        pack_cached(value, "another name")
+    value.more["other"] = 2
     with pytest.raises(PackingError):
         pack_cached(value, "my thing")
+    assert len(packings) == 3
+    monkeypatch.setattr(packing_cache, "_REFUSED_FOR", 0)
+    value.more["other"] = 3
+    for _ in range(2):
+        with pytest.raises(PackingError):
+            pack_cached(value, "my thing")
+    assert len(packings) == 5
     value.more["mark"] = 1
-    assert unpack(pack_cached(value, "my thing")).more == {"mark": 1}
+    assert unpack(pack_cached(value, "my thing")).more == {"mark": 1, "other": 3}
 
 
 def test_what_is_watched_has_a_content() -> None:
@@ -157,3 +172,32 @@ def test_classes_made_in_c() -> None:
     assert is_implemented_in_c(dict)
     assert is_implemented_in_c(type(np.random.default_rng()))
     assert not is_implemented_in_c(Setting)
+
+
+class Table:
+    values = array("i", [1])
+
+    def scaled(self, x: Any) -> Any:
+        return x * self.values[0]
+
+
+def test_what_a_class_holds_that_nobody_watches_is_looked_at_each_time(
+    packings: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As what the object holds itself."""
+    monkeypatch.setattr(Table, "values", array("i", [1]))
+    table = Setting(more={"table": Table()})
+    for _ in range(2):
+        pack_cached(table, "it")
+    assert len(packings) == 2
+    assert guard_content(table, "it") is None
+
+
+def test_unions_and_generic_types_do_not_change(packings: list[Any]) -> None:
+    """Annotations of libraries hold these."""
+    value = Setting(more={"kinds": int | str, "of": list[int], "called": Callable[[int], str]})
+    one, other = (pack_cached(value, "it") for _ in range(2))
+    assert one is other
+    value.more["kinds"] = int | bytes
+    assert unpack(pack_cached(value, "it")).more["kinds"] == int | bytes
+    assert len(packings) == 2

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import collections
-import importlib
 import json
 import sys
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -14,14 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxd_protocol.packages.importable import (
-    bare_object_name,
-    find_object,
-    importable_name,
-    name_within,
-)
-
-_mine = object()
+from jaxd_protocol.packages.importable import find_object, importable_name, name_within
 
 
 @pytest.mark.parametrize(
@@ -93,24 +84,3 @@ def test_a_name_that_the_server_has_not_is_an_import_error_with_a_way_out() -> N
     """The server may have another version of the package."""
     with pytest.raises(ImportError, match=r"the server's json has no missing.*on the server"):
         find_object("json", "missing")
-
-
-def test_a_bare_object_has_the_name_by_which_its_module_makes_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And not that of a module which imports it; one of the user's own has none."""
-    site = tmp_path / "site-packages"
-    site.mkdir()
-    (site / "zz_makes.py").write_text(
-        "def named(x):\n    return x\nsent: object = named(object())\n"
-    )
-    (site / "aa_imports.py").write_text("from zz_makes import sent\n")
-    monkeypatch.syspath_prepend(site)
-    for name in ("aa_imports", "zz_makes"):
-        monkeypatch.setitem(sys.modules, name, None)
-        del sys.modules[name]
-    sent = importlib.import_module("aa_imports").sent
-    assert bare_object_name(sent) == ("zz_makes", "sent")
-    assert find_object("zz_makes", "sent") is sent
-    assert bare_object_name(object()) is None
-    assert bare_object_name(_mine) is None

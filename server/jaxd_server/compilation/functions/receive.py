@@ -14,7 +14,15 @@ from functools import partial
 from typing import Any, Final
 
 from jaxd_protocol.errors import PackingError, ProtocolError
-from jaxd_protocol.fingerprint import ListedCallback, PackedFor, Part, WalkResult, id_in_scope, walk
+from jaxd_protocol.fingerprint import (
+    ListedCallback,
+    PackedFor,
+    Part,
+    WalkResult,
+    id_in_scope,
+    one_moment,
+    walk,
+)
 from jaxd_protocol.fingerprint.data_model import CallbackCandidates
 from jaxd_protocol.fingerprint.process_view import ClientProcess
 from jaxd_protocol.fingerprint.values.reflection import of_classes
@@ -92,7 +100,8 @@ def receive_function(
     """
     if manifest is None:
         return _receive_by_bytes(fingerprint, data)
-    with content_table.unpacking():  # until then, other functions do not share its classes
+    # until then, other functions do not share its classes; nothing changes them meanwhile
+    with content_table.unpacking(), one_moment():
         arrived = unpack_function(data)
         restore_defaults()  # a package may have set some when it was imported; calls bring theirs
         there = manifest.there({**arrived.patched_modules, **arrived.modules}, arrived.sources)

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.data_model import Steps
-from jaxd_protocol.fingerprint.unpatched import refuse_patched_class
 from jaxd_protocol.fingerprint.values import modules
 from jaxd_protocol.fingerprint.walk import CyclicClasses, Walk
 from jaxd_protocol.packages.importable import importable_name
@@ -76,7 +75,7 @@ def emit_class(walk: Walk, cls: type) -> None:
     if name is None:  # also one that a library has made, which only has the library's module name
         _by_content(walk, cls)
         return
-    refuse_patched_class(cls, walk.is_local, walk.path)
+    walk.refuse_patched(cls)
     refuse_own_node(walk, cls)
     walk.reach.installed.append(cls)
     modules.emit_reference(walk, *name)

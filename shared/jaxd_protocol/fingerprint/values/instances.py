@@ -30,7 +30,8 @@ from jaxd_protocol.fingerprint.values.struct_sequences import (
 from jaxd_protocol.fingerprint.walk import Walk, short_repr
 from jaxd_protocol.jax_objects.decomposition import ObjectParts, decompose
 from jaxd_protocol.jax_objects.names import kind_of, name_of_jax_object
-from jaxd_protocol.packages.importable import bare_object_name, importable_name
+from jaxd_protocol.packages.bare_objects import names_of_bare_object
+from jaxd_protocol.packages.importable import importable_name
 from jaxd_protocol.packages.installed import is_local_module
 
 _WITHOUT_CONTENT: Final = frozenset(
@@ -194,9 +195,7 @@ def _field(walk: Walk, value: Field[Any]) -> None:
 
 def _instance(walk: Walk, value: Any) -> None:
     kind = type(value)
-    name = bare_object_name(value) if kind is object else None
-    if name is not None:
-        modules.emit_reference(walk, *name)
+    if kind is object and _bare_object(walk, value):
         return
     name = _jitted_name(value)
     if name is not None:
@@ -225,6 +224,25 @@ def _instance(walk: Walk, value: Any) -> None:
         modules.emit_reference(walk, kind.__module__, reduced)
         return
     _reduced(walk, value, reduced)
+
+
+def _bare_object(walk: Walk, value: object) -> bool:
+    """Appends an `object()` by its name in a module; False where it has none.
+
+    What is packed later, such as an argument, goes by the name that it has then.
+    """
+    installed, own = names = names_of_bare_object(value)
+    if installed is not None:
+        modules.emit_reference(walk, *installed)
+        return True
+    walk.guards.answer(partial(names_of_bare_object, value), names)
+    if own is None:
+        return False
+    walk.tag("own object")
+    for each in own:
+        walk.text(each)
+    walk.part("value", walk.label, repr(own).encode(), ".".join(own))
+    return True
 
 
 def _jitted_name(value: Any) -> tuple[str, str] | None:

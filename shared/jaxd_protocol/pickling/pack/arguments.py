@@ -16,11 +16,19 @@ from typing import Any, Final
 
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import JaxdError, PackingError
-from jaxd_protocol.fingerprint import content_id, current_packing, id_in_scope, walk_for_packing
+from jaxd_protocol.fingerprint import (
+    content_id,
+    current_packing,
+    id_in_scope,
+    next_moment,
+    one_moment,
+    walk_for_packing,
+)
 from jaxd_protocol.fingerprint.data_model import ReachedObjects
 from jaxd_protocol.fingerprint.function_wrapper import BoundWrapper, FunctionWrapper
 from jaxd_protocol.fingerprint.values.reflection import subclasses_of
 from jaxd_protocol.jax_objects.names import kind_of
+from jaxd_protocol.packages.bare_objects import object_of_name
 from jaxd_protocol.packages.importable import find_object, importable_name
 from jaxd_protocol.packages.installed import OWN_PACKAGES, is_local_module
 from jaxd_protocol.pickling.pack.classes import class_name
@@ -71,9 +79,10 @@ def _collect(buffers: list[memoryview], buffer: pickle.PickleBuffer) -> bool:
 def _pack(value: Any, what: str, buffers: list[memoryview] | None) -> Packed:
     collect = None if buffers is None else partial(_collect, buffers)
     for _ in range(_MAX_ATTEMPTS):
-        with suppress(_ContentChanged):
+        with suppress(_ContentChanged), one_moment():
             pickler = _ArgumentPickler(ReachedObjects(archives=current_packing().archives), collect)
             return dump(pickler, value, value, what)
+        next_moment()
         if buffers:
             buffers.clear()
     raise PackingError(
@@ -89,6 +98,11 @@ class _ContentChanged(JaxdError):
     """
 
 
+def _is_named(reduced: Any) -> bool:
+    """Whether an object is written by a name, which leads to one object at the other end."""
+    return type(reduced) is tuple and reduced[0] in (find_object, object_of_name)
+
+
 class _ArgumentPickler(Pickler):
     """Writes data; code in it by its content."""
 
@@ -101,7 +115,7 @@ class _ArgumentPickler(Pickler):
     def reducer_override(self, value: Any) -> Any:
         """As that of a function's pickler, except for code."""
         reduced = self._reduced(value)
-        if type(value) is object and (type(reduced) is not tuple or reduced[0] is not find_object):
+        if type(value) is object and not _is_named(reduced):
             raise PackingError(
                 "an argument holds a bare object(), which differs from others only by its "
                 "identity, and on the server it would be another one. Use a member of an enum."
@@ -117,7 +131,7 @@ class _ArgumentPickler(Pickler):
         return reduced
 
     def _note_installed(self, value: Any, reduced: Any) -> None:
-        if type(reduced) is tuple and reduced[0] is find_object:
+        if _is_named(reduced):
             name: tuple[str, str] = reduced[1]
         elif type(reduced) is str:
             name = getattr(value, "__module__", None) or "builtins", reduced
@@ -194,6 +208,7 @@ def _packed_once(content: bytes, value: Any) -> Packed:
     walked = walk_for_packing(value, name)
     found = pack_function(value, repr(name), walked.reach)
     if not walked.guards.hold():
+        next_moment()
         walked = walk_for_packing(value, name)
     fingerprint = walked.fingerprint
     keeps_id = not walked.guards.complete or fingerprint.unshared

@@ -11,6 +11,7 @@ from types import FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
 from jaxd_protocol.errors import JaxdError, PackingError
+from jaxd_protocol.fingerprint import one_moment
 from jaxd_protocol.fingerprint.code.reads import facts_of
 from jaxd_protocol.fingerprint.data_model import ReachedObjects
 from jaxd_protocol.pickling.pack.function_parts import is_local_function
@@ -52,7 +53,8 @@ def pack_function(function: Any, what: str, reach: ReachedObjects) -> Packed:
     """
     pickler = Pickler(reach)
     body = _LazyList(_body(pickler, function, reach))
-    return dump(pickler, (pickler.blob, body, function), function, what)
+    with one_moment():
+        return dump(pickler, (pickler.blob, body, function), function, what)
 
 
 class _LazyList:

@@ -25,7 +25,8 @@ from jaxd_protocol.fingerprint.values.reductions import (
     sets_state,
     slot_content,
 )
-from jaxd_protocol.packages.importable import bare_object_name, importable_name
+from jaxd_protocol.packages.bare_objects import bare_object_name, object_of_name, own_object_name
+from jaxd_protocol.packages.importable import importable_name
 from jaxd_protocol.packages.installed import is_local_module
 from jaxd_protocol.pickling.unpack import rebuild
 
@@ -114,11 +115,15 @@ def is_plain(cls: type) -> bool:
 def reduce_own(value: Any) -> Any:
     """A reduce tuple where pickle's own way would not do; `NotImplemented` for any other object.
 
-    By content, for an object of the user's own that pickle would write by name: the server lacks
-    its module. With its own state, for one that passes attributes on to another object, or whose
-    class makes none without arguments that pickle does not know, or sets its state by a method.
+    By name, for an `object()` of a module of the user's. By content, for an object of the user's
+    own that pickle would write by name: the server lacks its module. With its own state, for one
+    that passes attributes on to another object, or whose class makes none without arguments that
+    pickle does not know, or sets its state by a method.
     """
     cls = type(value)
+    name = own_object_name(value) if cls is object else None
+    if name is not None:
+        return object_of_name, name
     if forwards(cls) or needs_arguments(cls) or edits_state(cls) or sets_state(cls):
         return _reduce_by_state(value)
     reduce: Any = cls.__reduce__

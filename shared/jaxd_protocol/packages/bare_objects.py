@@ -1,0 +1,138 @@
+"""Objects without content, as `object()` makes them: the names by which two processes know one.
+
+Code compares them by identity: ``if state is sentinel``. One that an installed module has is found
+in that module at the other end. One that a module of the user's has is found nowhere there, as such
+a module travels by value, with each function that reaches it. So a process that unpacks code has
+one object for each such name, and that is the one wherever the name was packed.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from functools import lru_cache
+from typing import Final
+
+from jaxd_protocol.base.bounded import BoundedDict
+from jaxd_protocol.packages.installed import content_of, is_local_module
+
+Place = tuple[str, str]
+"""A module, and the name of a global of it."""
+
+
+def names_of_bare_object(value: object) -> tuple[Place | None, Place | None]:
+    """`bare_object_name` and, where that is None, `own_object_name`."""
+    installed = bare_object_name(value)
+    return installed, None if installed else own_object_name(value)
+
+
+def bare_object_name(value: object) -> Place | None:
+    """Module and name of an `object()` that an installed module has; None for any other.
+
+    The module is the one whose source makes it, as in ``sentinel = object()``, before those that
+    import it from there: which of these are loaded differs.
+    """
+    hints = _installed_places(len(sys.modules)).get(id(value), ())
+    return _first([place for place in hints if _has(place, value)])
+
+
+def own_object_name(value: object) -> Place | None:
+    """The same of an `object()` that a module of the user's has, or that stands for a client's.
+
+    It stays the same as long as the module has the object: what was packed at two moments is one
+    object at the other end. For that reason, too, one that had no name when it was looked at gets
+    none later, unless many others were looked at since.
+    """
+    return _own_objects.name_of(value)
+
+
+def object_of_name(module: str, name: str) -> object:
+    """What stands in this process for the `object()` of that name in a client's module."""
+    return _own_objects.named(module, name)
+
+
+def _has(place: Place, value: object) -> bool:
+    module, name = place
+    return content_of(module).get(name) is value
+
+
+def _first(places: list[Place]) -> Place | None:
+    """Of several names of one object the same in each process, as far as that can be."""
+    made = [place for place in places if place[1] in _made_in(_file_of(place[0]))]
+    return min(made or places, default=None)
+
+
+def _file_of(module: str) -> str:
+    return str(content_of(module).get("__file__"))
+
+
+@lru_cache(maxsize=1)
+def _installed_places(count: int) -> dict[int, list[Place]]:  # noqa: ARG001  as it is now
+    """The places in loaded modules, each a hint, by id."""
+    places: dict[int, list[Place]] = {}
+    for module in sys.modules.copy():
+        if is_local_module(module):
+            continue
+        for name, value in content_of(module).copy().items():
+            if type(value) is object:
+                places.setdefault(id(value), []).append((module, name))
+    return places
+
+
+@lru_cache(maxsize=256)
+def _made_in(file: str) -> frozenset[str]:
+    """The names to which the source of a module gives objects of their own."""
+    try:
+        with open(file, encoding="utf-8") as opened:  # pathlib imports urllib
+            source = opened.read()
+    except (OSError, UnicodeDecodeError, ValueError):
+        return frozenset()
+    return frozenset(re.findall(r"^(\w+)\b[^=\n]*=.*\bobject\(\)", source, re.MULTILINE))
+
+
+# of the user's own modules ------------------------------------------------------------------------
+
+_MAX_KNOWN: Final = 4096
+
+
+class _OwnObjects:
+    """The names of this process's own, and what stands for those of clients. Any thread may ask.
+
+    What stands for a client's is kept for good, as the classes of clients are.
+    """
+
+    def __init__(self) -> None:
+        self._known = BoundedDict[int, tuple[object, Place | None]](_MAX_KNOWN)
+        self._made: dict[Place, object] = {}
+        self._made_names: dict[int, Place] = {}
+
+    def name_of(self, value: object) -> Place | None:
+        """The name of an object; None when it has none."""
+        made = self._made_names.get(id(value))
+        if made is not None:
+            return made
+        known = self._known.get(id(value))  # it keeps the object, and with that its id
+        if known is None or not (known[1] is None or _has(known[1], value)):
+            modules = _own_modules(len(sys.modules))
+            places = [place for module in modules for place in _places_in(module, value)]
+            known = self._known[id(value)] = value, _first(places)
+        return known[1]
+
+    def named(self, module: str, name: str) -> object:
+        """The object of a name; the same one at each call."""
+        found = self._made.setdefault((module, name), object())
+        self._made_names[id(found)] = (module, name)
+        return found
+
+
+def _places_in(module: str, value: object) -> list[Place]:
+    content = content_of(module).copy()
+    return [(module, name) for name, each in content.items() if each is value]
+
+
+@lru_cache(maxsize=1)
+def _own_modules(count: int) -> tuple[str, ...]:  # noqa: ARG001  as it is now
+    return tuple(filter(is_local_module, sys.modules.copy()))
+
+
+_own_objects: Final = _OwnObjects()

@@ -1,0 +1,162 @@
+"""Walks that are made as if at one moment find what each of them would find by itself."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from typing import Any
+
+import pytest
+
+from jaxd_protocol.errors import PackingError
+from jaxd_protocol.fingerprint import content_id, next_moment, one_moment, walk
+from jaxd_protocol.fingerprint.walk import Walk
+from jaxd_protocol.pickling.pack.arguments import pack
+from jaxd_protocol.pickling.unpack.unpickler import unpack
+from tests.shared.fingerprint.defining import define
+
+REFERENCES = (
+    "    below_{n} = C{n}\n",
+    "    below_{n} = (C{n}, {n})\n",
+    "    def to_{n}(self): return C{n}\n",
+    "    def set_{n}(self): return SET\n",
+    "    def at_{n}(self, given=C{n}): return given.rate\n",
+)
+"""How a class may lead to another one, also to one that comes later."""
+
+
+def classes(seed: int, count: int = 6) -> Any:
+    """A module of classes that refer to each other in many ways, and to a set of some of them."""
+    draw = random.Random(seed)
+    numbers = range(count)
+    text = "".join(
+        f"class C{number}({draw.choice(['', 'Base'])}):\n    rate = {draw.randrange(3)}\n"
+        for number in numbers
+    )
+    for number in numbers:
+        for _ in range(draw.randrange(4)):
+            form = draw.choice(REFERENCES).format(n=draw.choice(numbers))
+            head, _, body = form.strip().partition(" = ")
+            if body and not head.startswith("def"):
+                text += f"C{number}.{head} = {body}\n"
+            else:
+                text += f"{form[4:]}C{number}.m{len(text)} = {head.split()[1].partition('(')[0]}\n"
+    some = ", ".join(f"C{draw.choice(numbers)}" for _ in range(3))
+    text = f"class Base: pass\n{text}SET = {{{some}}}\n"
+    text += "def f(): return SET, " + ", ".join(f"C{number}" for number in numbers) + "\n"
+    return define(text)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_classes_have_one_content_however_many_walks_have_seen_them(seed: int) -> None:
+    """In whichever order; a server looks at them in another one."""
+    made = classes(seed)
+    values = [made.f, *(each for each in vars(made).values() if isinstance(each, type))]
+    alone = [walk(each, "it") for each in values]
+    for order in range(3):
+        shuffled = list(range(len(values)))
+        random.Random(order).shuffle(shuffled)
+        with one_moment():
+            for number in shuffled:
+                found, known = walk(values[number], "it"), alone[number]
+                assert found.fingerprint.digest == known.fingerprint.digest
+                assert found.fingerprint.parts == known.fingerprint.parts
+                assert found.guards.hold()
+                assert {*map(id, found.reach.classes)} == {*map(id, known.reach.classes)}
+                assert found.reach.whole == known.reach.whole
+
+
+def test_a_class_is_taken_apart_once_at_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For however many functions."""
+    taken_apart: list[type] = []
+    walk_class = Walk._walk_class
+
+    def noted(self: Walk, cls: type) -> Any:
+        taken_apart.append(cls)
+        return walk_class(self, cls)
+
+    monkeypatch.setattr(Walk, "_walk_class", noted)
+    made = define("class B: rate = 1\nclass A: below = B\ndef f(): return A\ndef g(): return A, B")
+    with one_moment():
+        for value in (made.f, made.g, made.A, made.B):
+            walk(value, "it")
+    assert taken_apart == [made.A, made.B]
+    for value in (made.f, made.g):
+        walk(value, "it")
+    assert taken_apart == [made.A, made.B] * 3
+
+
+UNWATCHED = """
+class C:
+    table = array("i", [1])
+    def get(self): return self.table[0]
+def f(x): return x * C().get()
+"""
+
+
+def test_what_has_changed_is_seen_at_the_next_moment() -> None:
+    """Also what no guard sees."""
+    made = define(UNWATCHED, array=array)
+    seen = []
+    for number in (1, 2, 3):
+        made.C.table[0] = number
+        with one_moment():
+            seen += [walk(made.f, "it").fingerprint.digest, content_id(made.f)]
+            assert walk(made.f, "it").fingerprint.digest == seen[-2]
+    made.C.table[0] = 4
+    with one_moment():
+        seen.append(walk(made.f, "it").fingerprint.digest)
+        made.C.table[0] = 5
+        next_moment()
+        seen.append(walk(made.f, "it").fingerprint.digest)
+    assert len({*seen[::2], seen[-1]}) == 5
+
+
+CHANGES_ITSELF = """
+class C:
+    packed = 0
+    def __reduce__(self):
+        C.packed = min(C.packed + 1, LIMIT)
+        return C, ()
+    def get(self): return C.packed
+"""
+
+
+def test_a_class_that_is_changed_by_the_packing_of_its_objects_is_packed_as_it_is_then() -> None:
+    """It is packed once more; where that has no end, it is an error."""
+    made = define(CHANGES_ITSELF, LIMIT=1)
+    value = made.C()
+    found = unpack(pack(value, "it"))
+    assert found.get() == made.C.packed == 1
+
+
+def test_walks_that_count_in_another_way_share_nothing() -> None:
+    """Such as those that leave something out."""
+    made = define("RATE = 1\nclass C:\n    def get(self): return RATE\ndef f(): return C")
+    with one_moment():
+        whole = walk(made.f, "it").fingerprint.digest
+        part = walk(made.f, "it", ignore=("RATE",)).fingerprint.digest
+        assert walk(made.f, "it").fingerprint.digest == whole != part
+
+
+def test_variables_of_the_environment_are_those_of_each_function() -> None:
+    """What stands for the environment has those that one function reads, and no others."""
+    made = define(
+        "import os\nclass A:\n    def get(self): return os.environ['A_VARIABLE']\n"
+        "class B:\n    def get(self): return os.environ['B_VARIABLE']\n"
+        "def both(): return A, B\ndef one(): return A"
+    )
+    with one_moment():
+        walk(made.both, "it")
+        found = walk(made.one, "it").reach.replacements
+    counted = [each.counted for each in found.values() if hasattr(each, "counted")]
+    assert [list(each) for each in counted] == [["A_VARIABLE"]]
+
+
+def test_an_error_is_one_for_each_walk() -> None:
+    """A class that cannot be in a key is in none."""
+    made = define("class C:\n    def get(self): return __import__(self.name)\ndef f(): return C")
+    with one_moment():
+        for value in (made.f, made.C):
+            with pytest.raises(PackingError, match="__import__"):
+                walk(value, "it")
