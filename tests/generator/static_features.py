@@ -77,6 +77,49 @@ STATICS: Final[Mapping[str, Feature]] = {
             "m.f_NN.__code__ = (lambda x: x - AA).__code__",
         ),
     ),
+    "static function that reads what no guard sees": Feature(
+        top="from array import array\nclass T_NN:\n    values = array('i', [AA])\n    def get(self): return self.values[0]\n"
+        "def f_NN(x): return x + T_NN().get()\nS_NN = (f_NN, 0)",
+        term="S_NN[0](2)",
+        static="S_NN",
+        edits=does(
+            "m.T_NN.values[0] = BB; m.S_NN = (m.f_NN, m.S_NN[1] + 1)",
+            "m.T_NN.values[0] += 1; m.S_NN = (m.f_NN, m.S_NN[1] + 1)",
+            "m.T_NN.values = m.array('i', [AA + 1])",
+        ),
+    ),
+    "static class with an array": Feature(
+        top="import numpy as np\nclass T_NN:\n    table = np.arange(3)\n    def get(self): return int(self.table[1])\nS_NN = (T_NN, 0)",
+        term="S_NN[0]().get()",
+        static="S_NN",
+        edits=does(
+            "m.T_NN.table[1] = BB; m.S_NN = (m.T_NN, m.S_NN[1] + 1)",
+            "m.T_NN.table[1] += AA",
+            "m.T_NN.table = m.T_NN.table + BB",
+        ),
+    ),
+    "static class of a metaclass": Feature(
+        top="class M_NN(type):\n    rate = AA\nclass B_NN:\n    level = 1\nclass C_NN(B_NN, metaclass=M_NN):\n    k: int = BB\nS_NN = (C_NN, 0)",
+        term="(S_NN[0].rate + S_NN[0].k + S_NN[0].level + len(S_NN[0].__annotations__))",
+        static="S_NN",
+        edits=does(
+            "m.M_NN.rate = BB + 1",
+            "m.C_NN.k = AA; m.S_NN = (m.C_NN, m.S_NN[1] + 1)",
+            "m.B_NN.level = BB; m.S_NN = (m.C_NN, m.S_NN[1] + 1)",
+            "m.C_NN.__annotations__['other'] = int; m.S_NN = (m.C_NN, m.S_NN[1] + 1)",
+        ),
+    ),
+    "static bare object": Feature(
+        top="A_NN, B_NN = object(), object()\nS_NN = (A_NN, 0)",
+        term="(1 if S_NN[0] is A_NN else 2 if S_NN[0] is B_NN else 3)",
+        static="S_NN",
+        edits=does(
+            "m.S_NN = (m.B_NN, AA)",
+            "m.A_NN, m.B_NN = m.B_NN, m.A_NN",
+            "m.A_NN = object(); m.S_NN = (m.A_NN, BB)",
+            "m.C_NN = m.A_NN; m.A_NN = object(); m.S_NN = (m.C_NN, BB)",
+        ),
+    ),
     "static class": Feature(
         top="class C_NN:\n    k = AA\nS_NN = C_NN",
         term="S_NN.k",

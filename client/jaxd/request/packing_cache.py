@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import re
 import types
-from collections import OrderedDict, defaultdict, deque
-from functools import partial
+from collections.abc import Callable
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
-from jaxd.request.static_keys import hashable, is_implemented_in_c, static_key
+from jaxd.request.static_keys import hashable, static_key
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.fingerprint import Guards, current_packing, one_moment, walk_for_packing
-from jaxd_protocol.jax_objects.names import kind_of
+from jaxd_protocol.fingerprint import (
+    Guards,
+    WalkResult,
+    current_packing,
+    one_moment,
+    walk_for_packing,
+)
+from jaxd_protocol.fingerprint.guards import all_changes_are_seen
+from jaxd_protocol.fingerprint.walk import Walk
 from jaxd_protocol.pickling.pack.arguments import pack
 from jaxd_protocol.pickling.pack.functions import Packed
 
@@ -24,6 +29,7 @@ _MAX_LARGE_BYTES: Final = 2 << 20
 """Of one object: what is kept is not given back before many others are. A function of the user's
 own with all that it reaches, which `eqx.filter_jit` makes a static argument, may have 400 kB."""
 _MAX_REFUSALS: Final = 64
+_MAX_PARTS: Final = 64
 _REFUSED_FOR: Final = 20
 """That an object cannot travel holds for so many times as long as it took to find out: what decides
 about that beside the object, such as the names of modules, nothing watches."""
@@ -43,19 +49,54 @@ class GuardedContent(NamedTuple):
 
 def guard_content(value: Any, name: str) -> GuardedContent | None:
     """The content and guards of an object; None where guards would not detect every change."""
+    walked = _watched_walk(value, name)
+    return None if walked is None else GuardedContent(walked.fingerprint.digest, walked.guards)
+
+
+def _watched_walk(
+    value: Any, name: str, instead: Callable[[Walk, Any], bool] | None = None
+) -> WalkResult | None:
     try:
         # In a tuple: of an object that can be called, a walk from there sees only what it calls.
-        walked = walk_for_packing((value,), name)
+        walked = walk_for_packing((value,), name, instead)
     except PackingError:
         return None
     if walked.fingerprint.unshared or not walked.guards.complete:
         return None
-    reach = walked.reach
-    # of the others only some attributes are read, and these are watched
-    inside = [one for one in reach.objects if reach.part_of(one) is None]
-    if not all(map(_changes_are_seen, (*reach.numbered, *inside))):
-        return None
-    return GuardedContent(walked.fingerprint.digest, walked.guards)
+    return walked if all_changes_are_seen(walked.reach) else None
+
+
+_part_guards: Final = BoundedDict[tuple[int, bytes], tuple[Any, Guards]](_MAX_PARTS)
+
+
+def guards_by_parts(value: Any, name: str) -> Guards | None:
+    """As those of `guard_content`, where the content is not needed.
+
+    A function or class in the value is looked at once, as long as nothing that it reaches changes:
+    many values, such as the static arguments of one library's function, have it in them.
+    """
+    if current_packing().archives is not None:
+        whole = guard_content(value, name)
+        return None if whole is None else whole.guards
+    walked = _watched_walk(value, name, _guard_part)
+    return None if walked is None else walked.guards
+
+
+def _guard_part(walk: Walk, value: Any) -> bool:
+    """Takes over the guards of a function or class of the user's; False for anything else."""
+    is_code = type(value) is types.FunctionType or isinstance(value, type)
+    if not is_code or not walk.is_local(value.__module__):
+        return False
+    key = id(value), current_packing().mark
+    known = _part_guards.use(key)
+    if known is None or known[0] is not value or not known[1].hold():
+        found = guard_content(value, value.__qualname__)
+        if found is None:
+            walk.guards.incomplete()
+            return True
+        known = _part_guards[key] = value, found.guards
+    walk.guards.absorb(known[1])
+    return True
 
 
 class _CachedPickle(NamedTuple):
@@ -104,17 +145,17 @@ def pack_cached(value: Any, what: str) -> Packed:
     try:
         with one_moment():
             # first: what changes meanwhile is noticed
-            watched = guard_content(value, type(value).__qualname__)
+            watched = guards_by_parts(value, type(value).__qualname__)
             packed = pack(value, what)
     except PackingError as error:
         if watched is not None and _depends_on_the_value(error):
             until_s = monotonic() + _REFUSED_FOR * (monotonic() - started_s)
             known_as = key, what
-            _refusals[known_as] = _Refusal((value, kept), now, watched.guards, str(error), until_s)
+            _refusals[known_as] = _Refusal((value, kept), now, watched, str(error), until_s)
         raise
     if watched is not None and len(packed) <= _MAX_LARGE_BYTES:
         kept_in = _pickle_cache if len(packed) <= _MAX_CACHED_BYTES else _large_pickles
-        kept_in[key] = _CachedPickle((value, kept), now, watched.guards, packed)
+        kept_in[key] = _CachedPickle((value, kept), now, watched, packed)
     return packed
 
 
@@ -127,26 +168,3 @@ def _depends_on_the_value(error: PackingError) -> bool:
     """Whether packing it again fails again: not with less on the stack, or a moment later."""
     cause = error.__cause__
     return isinstance(cause, PackingError) and cause.__cause__ is cause.__context__ is None
-
-
-# whether changes of an object would be noticed ---------------------------------------------------
-
-_GUARDED_TYPES: Final = frozenset(
-    {
-        *(object, int, float, complex, str, bytes, tuple, frozenset, slice, re.Pattern),
-        *(dict, OrderedDict, defaultdict, types.MappingProxyType, list, deque, set, bytearray),
-        *(types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.CodeType),
-        *(types.CellType, partial, property, staticmethod, classmethod),
-        *(types.GenericAlias, types.UnionType, type(_CachedPickle.mark)),  # of a named tuple
-    }
-)
-"""Types made in C whose instances cannot change, or whose changes guards see."""
-
-
-def _changes_are_seen(value: Any) -> bool:
-    if isinstance(value, type | types.ModuleType) or kind_of(value) is not None:
-        return True
-    return all(
-        base in _GUARDED_TYPES or base.__module__ == "numpy" or not is_implemented_in_c(base)
-        for base in type(value).__mro__
-    )

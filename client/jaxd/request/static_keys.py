@@ -18,7 +18,7 @@ from typing import Any, Final, Generic
 
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.fingerprint.function_wrapper import BoundWrapper
-from jaxd_protocol.fingerprint.guards import MISSING
+from jaxd_protocol.fingerprint.guards import MISSING, is_implemented_in_c
 from jaxd_protocol.fingerprint.values.classes import slot_names
 from jaxd_protocol.fingerprint.values.reductions import own_attributes, slot_content
 from jaxd_protocol.pytree import dump_literal
@@ -140,12 +140,3 @@ def _adds_attributes_only(base: type) -> bool:
 
 
 _CUSTOM_STATE: Final = frozenset({"__reduce__", "__reduce_ex__", "__fingerprint__"})
-
-
-def is_implemented_in_c(cls: type) -> bool:
-    """Whether a class, or how its instances are made, is not written in Python."""
-    is_of_python = cls.__flags__ & _HEAP_TYPE_FLAG
-    return not is_of_python or isinstance(vars(cls).get("__new__"), types.BuiltinFunctionType)
-
-
-_HEAP_TYPE_FLAG: Final = 1 << 9  # Py_TPFLAGS_HEAPTYPE

@@ -16,7 +16,7 @@ from jaxd.interop.jax_runtime import loaded_jax
 from jaxd.request.packing_cache import guard_content
 from jaxd.request.static_keys import node_keys
 from jaxd_protocol.base.bounded import BoundedDict
-from jaxd_protocol.fingerprint import Guards, current_packing
+from jaxd_protocol.fingerprint import Guards, current_packing, one_moment
 from jaxd_protocol.pickling.pack.arguments import pack
 from jaxd_protocol.pickling.pack.functions import Packed
 from jaxd_protocol.pytree import dump_literal, is_literal
@@ -87,11 +87,12 @@ def _template_of(value: Any, structure: Any) -> PytreeTemplate:
                     alike.remove(known)
     from jaxd_protocol.jax_objects.structures import structure_nodes  # needs jax
 
-    packed = pack(structure_nodes(structure), f"an argument of type {type(value).__name__}")
-    # of what is static, the same in every process; None where a change would not be noticed
     guarded = None
-    if worth_it:
-        guarded = guard_content(tuple(_statics(structure)), type(value).__qualname__)
+    with one_moment():
+        packed = pack(structure_nodes(structure), f"an argument of type {type(value).__name__}")
+        # of what is static, the same in every process; None where a change would not be noticed
+        if worth_it:
+            guarded = guard_content(tuple(_statics(structure)), type(value).__qualname__)
     content, guards = guarded or (None, None)
     outline = _outline(value, structure), content or blake2b(packed, digest_size=16).digest()
     size, count = COUNT.pack(len(packed)), COUNT.pack(structure.num_leaves)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -19,14 +19,24 @@ from jaxd_protocol.fingerprint.data_model import Fingerprint as Fingerprint
 from jaxd_protocol.fingerprint.data_model import ListedCallback as ListedCallback
 from jaxd_protocol.fingerprint.data_model import Part as Part
 from jaxd_protocol.fingerprint.guards import Guards as Guards
+from jaxd_protocol.fingerprint.guards import all_changes_are_seen
 from jaxd_protocol.fingerprint.process_view import LocalProcess, ProcessView
-from jaxd_protocol.fingerprint.walk import SharedFindings, Walk
+from jaxd_protocol.fingerprint.walk import Handlers, SharedFindings, Walk
 from jaxd_protocol.fingerprint.walk import WalkResult as WalkResult
 
 _LOCAL_PROCESS = LocalProcess()
 
 _MAX_CONTENT_IDS = 4096
-_content_ids = BoundedDict[tuple[int, bytes], tuple[Any, Guards, bytes]](_MAX_CONTENT_IDS)
+
+
+class _Content(NamedTuple):
+    value: Any
+    guards: Guards
+    is_watched: bool  # whether the guards see all that may change in it
+    content: bytes
+
+
+_content_ids = BoundedDict[tuple[int, bytes], _Content](_MAX_CONTENT_IDS)
 _RECURSION_LIMIT = 10_000
 
 
@@ -125,6 +135,7 @@ def walk(
     archives: Archives | None = None,
     listed: CallbackList | None = None,
     readers: AbstractSet[Reader] = frozenset(),
+    instead: Callable[[Walk, Any], bool] | None = None,
 ) -> WalkResult:
     """Walks over everything that a function, class or object reaches.
 
@@ -136,6 +147,7 @@ def walk(
         archives: the user's packages that count as files; by default all counts by value.
         listed: what `callbacks=` lists.
         readers: what is read of all that is reached, beside what its own code reads.
+        instead: asked about each object that is no plain value; True when it has appended it.
 
     Raises:
         PackingError: when it reads something that can be neither in a key nor carried.
@@ -143,11 +155,12 @@ def walk(
     from jaxd_protocol.fingerprint.dispatch import HANDLERS  # when the first walk begins
 
     view, moment = process_view or _LOCAL_PROCESS, _moment.get()
+    handlers = HANDLERS if instead is None else _asking_first(HANDLERS, instead)
     try:
         with _deep_recursion:
             while True:
                 known = 0 if listed is None else len(listed.counted)
-                one = Walk(HANDLERS, view, ignore, archives, listed)
+                one = Walk(handlers, view, ignore, archives, listed)
                 if moment is not None and not ignore and archives is None and listed is None:
                     one.shared = moment.seen_from(view)
                 one.reach.readers.update(readers)
@@ -158,23 +171,38 @@ def walk(
         raise PackingError(f"{name} reaches objects that are nested too deeply.") from error
 
 
+def _asking_first(handlers: Handlers, instead: Callable[[Walk, Any], bool]) -> Handlers:
+    def emit(walk: Walk, value: Any) -> None:
+        if walk.is_inner or not instead(walk, value):
+            handlers.object(walk, value)
+
+    return handlers._replace(object=emit)
+
+
 def content_id(value: Any) -> bytes:
     """The digest of one class or callable: sixteen bytes that are equal in every process.
 
-    Kept as long as nothing that it reaches has changed. Within `packing_for` it is that for a
+    Kept as long as nothing that it reaches has changed; for one moment only where that cannot be
+    seen. Within `packing_for` it is that for a
     function whose packages count as files, or whose code reads more of a class.
     """
-    used, moment = current_packing(), _moment.get()
+    used = current_packing()
     key = id(value), used.mark
     known = _content_ids.get(key)
-    is_noted = moment is not None and key in moment.contents
-    if known is not None and known[0] is value and (is_noted or known[1].hold()):
-        return _noted(key, known[2])
+    if known is not None and known.value is value and _is_still(key, known):
+        return _noted(key, known.content)
     name = getattr(value, "__qualname__", None) or type(value).__qualname__
     walked = walk_for_packing(value, name)
     found = id_in_scope(walked.fingerprint.digest, used.scope)
-    _content_ids[key] = (value, walked.guards, found)
+    is_watched = all_changes_are_seen(walked.reach)
+    _content_ids[key] = _Content(value, walked.guards, is_watched, found)
     return _noted(key, found)
+
+
+def _is_still(key: tuple[int, bytes], known: _Content) -> bool:
+    moment = _moment.get()
+    is_noted = moment is not None and key in moment.contents
+    return is_noted or (known.is_watched and known.guards.hold())
 
 
 def _noted(key: tuple[int, bytes], content: bytes) -> bytes:
@@ -220,10 +248,12 @@ def current_packing() -> PackedFor:
     return _current.get()
 
 
-def walk_for_packing(value: Any, name: str) -> WalkResult:
-    """A walk over a part of what is packed, as its content id is made."""
+def walk_for_packing(
+    value: Any, name: str, instead: Callable[[Walk, Any], bool] | None = None
+) -> WalkResult:
+    """A walk over a part of what is packed, as its content id is made; see `walk`."""
     used = _current.get()
-    return walk(value, name, archives=used.archives, readers=used.readers)
+    return walk(value, name, archives=used.archives, readers=used.readers, instead=instead)
 
 
 @contextmanager

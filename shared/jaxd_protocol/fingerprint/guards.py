@@ -9,18 +9,34 @@ Plain loops throughout: `all` would make a generator for each of them, in each c
 from __future__ import annotations
 
 import os
+import re
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from operator import is_
-from types import CellType, FunctionType
-from typing import Any, Final
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FunctionType,
+    GenericAlias,
+    MappingProxyType,
+    MethodType,
+    ModuleType,
+    UnionType,
+)
+from typing import Any, Final, ParamSpec, TypeVar
 
 from jaxd_protocol.fingerprint.canonical_bytes import is_same
+from jaxd_protocol.fingerprint.data_model import Part, ReachedObjects
+from jaxd_protocol.jax_objects.names import kind_of
 
 ARRAY_LIMIT: Final = 1 << 20
 """Bytes of an array up to which a change in place is noticed; a larger one is pinned at its first
 use, as `jax.jit` does it."""
 
 _IMMUTABLE_TYPE: Final = 1 << 8  # `Py_TPFLAGS_IMMUTABLETYPE`
+_HEAP_TYPE: Final = 1 << 9  # `Py_TPFLAGS_HEAPTYPE`
 MISSING: Final = object()
 """In place of a value: there is none."""
 
@@ -269,3 +285,39 @@ def _contents(cell: CellType) -> Any:
 
 def _same(now: Any, then: tuple[Any, ...]) -> bool:
     return all(map(is_, now, then))
+
+
+# whether changes of an object would be noticed ---------------------------------------------------
+
+_GUARDED_TYPES: Final = frozenset(
+    {
+        *(object, int, float, complex, str, bytes, tuple, frozenset, slice, re.Pattern),
+        *(dict, OrderedDict, defaultdict, MappingProxyType, list, deque, set, bytearray),
+        *(FunctionType, MethodType, BuiltinFunctionType, CodeType, CellType),
+        *(partial, property, staticmethod, classmethod, GenericAlias, UnionType),
+        *(TypeVar, ParamSpec, type(Part.kind)),  # the last is an attribute of named tuples
+    }
+)
+"""Types made in C whose instances cannot change, or whose changes guards see."""
+
+
+def all_changes_are_seen(reach: ReachedObjects) -> bool:
+    """Whether guards see each change of what was reached, as far as they are complete."""
+    # of the others only some attributes are read, and these are guarded
+    inside = [one for one in reach.objects if reach.part_of(one) is None]
+    return all(map(_changes_are_seen, (*reach.numbered, *inside)))
+
+
+def _changes_are_seen(value: Any) -> bool:
+    if isinstance(value, type | ModuleType) or kind_of(value) is not None:
+        return True
+    return all(
+        base in _GUARDED_TYPES or base.__module__ == "numpy" or not is_implemented_in_c(base)
+        for base in type(value).__mro__
+    )
+
+
+def is_implemented_in_c(cls: type) -> bool:
+    """Whether a class, or how its instances are made, is not written in Python."""
+    is_of_python = cls.__flags__ & _HEAP_TYPE
+    return not is_of_python or isinstance(vars(cls).get("__new__"), BuiltinFunctionType)

@@ -14,8 +14,9 @@ import pytest
 
 from jaxd.request import packing_cache
 from jaxd.request.packing_cache import guard_content, pack_cached
-from jaxd.request.static_keys import is_implemented_in_c
+from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import PackingError
+from jaxd_protocol.fingerprint.guards import is_implemented_in_c
 from jaxd_protocol.pickling.unpack.unpickler import unpack
 from tests.client.packings import record_packings
 from tests.ids import stable_id
@@ -200,4 +201,46 @@ def test_unions_and_generic_types_do_not_change(packings: list[Any]) -> None:
     assert one is other
     value.more["kinds"] = int | bytes
     assert unpack(pack_cached(value, "it")).more["kinds"] == int | bytes
+    assert len(packings) == 2
+
+
+def test_a_function_is_looked_at_once_for_all_values_that_have_it(
+    packings: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a class. A change of it is noticed for each of them."""
+    looked_at: list[Any] = []
+    whole = packing_cache.guard_content
+
+    def noted(value: Any, name: str) -> Any:
+        looked_at.append(value)
+        return whole(value, name)
+
+    monkeypatch.setattr(packing_cache, "guard_content", noted)
+    monkeypatch.setattr(packing_cache, "_part_guards", BoundedDict(2))
+    values = [(scaled, Setting, f"number {number}") for number in range(5)]
+    for value in (*values, *values):
+        pack_cached(value, "it")
+    assert (len(packings), looked_at) == (5, [scaled, Setting])
+    monkeypatch.setattr(RATE, "value", 2)
+    for value in values:
+        assert unpack(pack_cached(value, "it"))[0](3) == 6
+    assert (len(packings), looked_at) == (10, [scaled, Setting, scaled])
+    monkeypatch.setattr(Setting, "width", 7)
+    for value in values:
+        assert unpack(pack_cached(value, "it"))[1].width == 7
+    assert (len(packings), looked_at) == (15, [scaled, Setting, scaled, Setting])
+
+
+def test_a_value_with_a_function_that_nobody_watches_is_packed_each_time(
+    packings: list[Any],
+) -> None:
+    """What the function reads may change unseen."""
+
+    def reads(x: Any) -> Any:
+        return Table().scaled(x)
+
+    for number in (3, 4):
+        Table.values[0] = number
+        assert unpack(pack_cached((reads, "once"), "it"))[0](2) == 2 * number
+    Table.values[0] = 1
     assert len(packings) == 2
