@@ -162,7 +162,7 @@ def test_the_choice_among_many_members_looks_at_few(
     found, monotonic = routing(pool.client), time.monotonic()
     for number in range(3, 300):
         pool.director.show(f"m{number}", f"unix:///nowhere/{number}", load=1)
-    wait_until(lambda: len(found.routes().names) == 300)
+    until(lambda: len(found.routes().names) == 300)
     for name in found.routes().names:
         found.named(name)
     looks: list[str] = []
