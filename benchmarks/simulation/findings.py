@@ -12,17 +12,18 @@ SUMMARY: Final = """\
    changed by an eighth, ten times a second at most, and the director tells clients as often.
    Until the next news, all clients that call one function send it to the same member: the first
    of its order that was below its limit. With 64 members p99 is 0.84 s, where it is 1.2 s if
-   clients take the members in turn; with 256 members it is 2.0 s, where it is 0.75 s if clients
-   take a member with the least load, and compile or load every function everywhere. Told once a
-   second, it is 3.3 s and 10 s. See [how often clients are told](#how-often-clients-are-told),
-   and [members that pass calls on](#members-that-pass-calls-on).
+   clients take the members in turn; with 256 members it is 2.0 s, where it is 1.3 s in turn, and
+   0.80 s if clients take a member with the least load, and load every function everywhere. Told
+   once a second, it is 3.3 s and 10 s. See [how often clients are
+   told](#how-often-clients-are-told), and [members that pass calls
+   on](#members-that-pass-calls-on).
 2. **What the director sends.** Bytes grow with members times clients: 1.25 MB in a second with 64
    members, 14 MB with 256. It sends 50 MB in a second at most, and then tells all clients less
    often ([the director](#the-director)).
 
 What does not break: keys stay with few members. With 64 members 94 of 100 calls find their
-program in memory, with 256 members 93; where clients take members in turn, that are 59 of 100
-with 64 members. With programs shared, a program is compiled once for each edit, whatever the
+program in memory, with 256 members 93; where clients take members in turn, that are 59 and 49
+of 100. With programs shared, a program is compiled once for each edit, whatever the
 routing.
 """
 
