@@ -446,7 +446,7 @@ def test_a_sharded_state_is_saved_where_memory_is_short(
             f"as much as plain jax.jit; {moved:,} bytes moved",
         )
         if size is FOUR_GB:  # a smaller one is less than what Python and jax take
-            assert share <= 1.2
+            assert share <= 1.1
 
 
 def _saving_each_20_steps(
