@@ -407,6 +407,33 @@ def test_a_debugger_sees_what_is_jitted(environment: Environment, tmp_path: Path
 
 
 @pytest.mark.slow
+def test_a_function_that_cannot_be_packed_is_compiled_by_one_process(
+    environment: Environment, tmp_path: Path
+) -> None:
+    """The next one traces it, and finds its program in jax's own cache."""
+    program = """
+import jax, jax.monitoring
+from collections import Counter
+events = Counter()
+jax.monitoring.register_event_listener(lambda event, **_: events.update([event]))
+steps = (n for n in range(3))
+
+@jax.jit
+def f(x):
+    steps.gi_running
+    return jax.numpy.tanh(x @ x.T).sum() + 41.5
+
+x = jax.block_until_ready(jax.numpy.ones((8, 8)))
+events.clear()
+f(x).block_until_ready()
+print([events[f"/jax/compilation_cache/cache_{what}"] for what in ("hits", "misses")])
+"""
+    (tmp_path / "program.py").write_text(program)
+    found = [run((*JAXD_RUN, "program.py"), environment, tmp_path).stdout for _ in range(2)]
+    assert found == ["[0, 1]\n", "[1, 0]\n"]
+
+
+@pytest.mark.slow
 def test_operations_between_calls_are_kept_by_jaxs_own_cache(
     environment: Environment, tmp_path: Path
 ) -> None:
