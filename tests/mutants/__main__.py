@@ -5,7 +5,7 @@
     python -m tests.mutants run mutants.json reach.json --to caught.json
 
 Each runs in clones of the commit that is checked out. A mutant is caught when one of its tests
-fails, within so many seconds of tests. To compare two states of the tests, apply the mutants that
+fails, or does not end, within so many seconds of tests; that its tests are gone is said. To compare two states of the tests, apply the mutants that
 were drawn from the first to both: they name text, and are refused where it is another.
 """
 
@@ -30,6 +30,8 @@ from tests.mutants.drawing import Mutant, drawn
 
 _PYTEST: Final = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
 _MOST_TESTS: Final = 60
+_CAUGHT: Final = "caught", "timed out"
+"""A test that hangs shows a fault as well, if the machine has nothing else to do."""
 
 
 def main() -> int:
@@ -93,7 +95,7 @@ def _run(options: argparse.Namespace) -> int:
             print(f"{number:3} {outcome:13} {time.monotonic() - begun:5.1f} s  {where}", flush=True)
             print(f"                           {mutant.what}", flush=True)
             _write(options.to, outcomes)
-    missed = sum(each["outcome"] != "caught" for each in outcomes)
+    missed = sum(each["outcome"] not in _CAUGHT for each in outcomes)
     print(f"{len(outcomes) - missed} of {len(outcomes)} caught")
     return int(missed > 0)
 
@@ -117,9 +119,11 @@ def _outcome(clone: Path, mutant: Mutant, names: Sequence[str], seconds: float) 
             timeout=seconds * 4 + 60,
         )
     except subprocess.TimeoutExpired:
-        return "caught"
+        return "timed out"
     finally:
         file.write_bytes(source)
+    if b"ERROR: not found: " in done.stderr + done.stdout:
+        return "tests gone"
     return "escaped" if done.returncode == 0 else "caught"
 
 
