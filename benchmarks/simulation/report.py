@@ -176,14 +176,15 @@ def as_data(
 _PREAMBLE: Final = """\
 # Pools of many members, simulated
 
-Written by `python -m benchmarks.simulation --output docs`. Nobody here has a thousand machines, so
-these pools are simulated, as discrete events: clients call functions, members run one program at a
-time, keep programs in memory, compile what nobody has, die and come back, and a director tells
-clients what it knows of them. What decides is the product's own code: the order of the members for
-a key and the choice among them (`jaxd_protocol.network.pool_routing`), and the messages of the
-director (`messages.pool_view`), whose bytes are counted. Durations were measured elsewhere, one by
-one, or are said to be assumed: [all of them](#what-was-assumed). Seeds: {seeds}; with several,
-figures are medians of them, with the range in brackets.
+Written from runs of `python -m benchmarks.simulation`, the large sizes by themselves. Nobody here
+has a thousand machines, so these pools are simulated, as discrete events: clients call functions,
+members run one program at a time, keep programs in memory, compile what nobody has, die and come
+back, and a director tells clients what it knows of them. What decides is the product's own code:
+the order of the members for a key and the choice among them (`jaxd_protocol.network.pool_routing`),
+and the messages of the director (`messages.pool_view`), whose bytes are counted. Durations were
+measured elsewhere, one by one, or are said to be assumed: [all of them](#what-was-assumed).
+Seeds: {seeds}; with several,
+figures are medians of them, with the range in brackets; a row without a range is of one seed.
 
 ![Each figure over the members of the pool](scale.svg)
 """

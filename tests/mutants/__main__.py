@@ -5,8 +5,9 @@
     python -m tests.mutants run mutants.json reach.json --to caught.json
 
 Each runs in clones of the commit that is checked out. A mutant is caught when one of its tests
-fails, or does not end, within so many seconds of tests; that its tests are gone is said. To compare two states of the tests, apply the mutants that
-were drawn from the first to both: they name text, and are refused where it is another.
+fails, or does not end, within so many seconds of tests; where its tests are gone, that is said. To
+compare two states of the tests, apply the mutants that were drawn from the first to both: they name
+text, and are refused where it is another.
 """
 
 from __future__ import annotations
