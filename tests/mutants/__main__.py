@@ -30,7 +30,7 @@ from tests.mutants import reach
 from tests.mutants.drawing import Mutant, drawn
 
 _PYTEST: Final = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
-_MOST_TESTS: Final = 60
+_MOST_TESTS: Final = 200
 _CAUGHT: Final = "caught", "timed out"
 """A test that hangs shows a fault as well, if the machine has nothing else to do."""
 
@@ -89,7 +89,7 @@ def _run(options: argparse.Namespace) -> int:
         clone = _clone(Path(place))
         for number, mutant in enumerate(mutants):
             begun = time.monotonic()
-            names = _chosen(tests.get(number, []), options.seconds)
+            names = _chosen(_nearest(mutant.file, tests.get(number, [])), options.seconds)
             outcome = _outcome(clone, mutant, names, options.seconds)
             outcomes.append({"mutant": asdict(mutant), "outcome": outcome, "tests": len(names)})
             where = f"{mutant.file}:{mutant.line} {mutant.function}"
@@ -128,8 +128,19 @@ def _outcome(clone: Path, mutant: Mutant, names: Sequence[str], seconds: float) 
     return "escaped" if done.returncode == 0 else "caught"
 
 
+def _nearest(file: str, tests: Sequence[Sequence[Any]]) -> list[Sequence[Any]]:
+    """The tests, those first whose folders and file have the most names in common with a source."""
+    names = {*Path(file).with_suffix("").parts[2:]}
+
+    def common(test: Sequence[Any]) -> int:
+        path = Path(test[0].partition("::")[0]).with_suffix("")
+        return len(names & {*path.parts, path.name.removeprefix("test_")})
+
+    return sorted(tests, key=common, reverse=True)
+
+
 def _chosen(tests: Sequence[Sequence[Any]], seconds: float) -> list[str]:
-    """The tests that run the fewest of the lines of mutants, as many as these seconds allow."""
+    """The first of these tests, as many as these seconds allow."""
     names: list[str] = []
     for name, takes in tests[:_MOST_TESTS]:
         if takes <= seconds or not names:

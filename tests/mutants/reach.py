@@ -35,10 +35,11 @@ def hit(number):
     os.write(_file[1], b"%d %r\\n" % (number, now))
 """
 _PLUGIN: Final = """
-import json, os, pytest, time
+import json, mutant_reach, os, pytest, time
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
+    mutant_reach._last.clear()
     begun = time.monotonic()
     try:
         return (yield)
