@@ -22,7 +22,6 @@ from jaxd_protocol.errors import ArgumentError, PackingError
 from jaxd_protocol.fingerprint.function_wrapper import BoundWrapper
 from jaxd_protocol.jit.static_args import StaticArgs
 from jaxd_protocol.messages.data_locations import DataLocation
-from jaxd_protocol.packages.bare_objects import names_of_bare_object
 from jaxd_protocol.pytree import TreeEncoder, dump_literal, is_literal
 from jaxd_protocol.pytree.decoder import COUNT
 from jaxd_protocol.pytree.literals import plain_number
@@ -296,7 +295,7 @@ class ArgumentEncoder(TreeEncoder):
     def _object(self, value: Any) -> None:
         """Appends an object without data: to the structure, or as a leaf where only jax knows."""
         check_not_array_like(value)
-        if type(value) is object and not any(names_of_bare_object(value)):
+        if type(value) is object and not _has_name(value):
             raise ArgumentError(
                 "an argument is a bare object(), which jax cannot trace. It cannot be declared in "
                 "static_argnames either, as it differs from others only by its identity: pass text "
@@ -571,3 +570,10 @@ def name_of(value: Any) -> str:
         return f"{type(value).__qualname__}.{value.name}"
     own = getattr(value, "__qualname__", None) if isinstance(value, _CODE_TYPES) else None
     return own if isinstance(own, str) else f"an object of {type(value).__qualname__}"
+
+
+def _has_name(value: object) -> bool:
+    """Whether the other end can know a bare `object()`: few calls have one."""
+    from jaxd_protocol.packages.bare_objects import names_of_bare_object
+
+    return any(names_of_bare_object(value))

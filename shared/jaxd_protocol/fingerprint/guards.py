@@ -29,7 +29,6 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 from jaxd_protocol.fingerprint.canonical_bytes import is_same
 from jaxd_protocol.fingerprint.data_model import Part, ReachedObjects
-from jaxd_protocol.jax_objects.names import kind_of
 
 ARRAY_LIMIT: Final = 1 << 20
 """Bytes of an array up to which a change in place is noticed; a larger one is pinned at its first
@@ -309,6 +308,8 @@ def all_changes_are_seen(reach: ReachedObjects) -> bool:
 
 
 def _changes_are_seen(value: Any) -> bool:
+    from jaxd_protocol.jax_objects.names import kind_of  # a first call does not come here
+
     if isinstance(value, type | ModuleType) or kind_of(value) is not None:
         return True
     return all(
