@@ -20,6 +20,7 @@ class Mode(Enum):
 
 
 def double(x: Any, n: int = 2) -> Any:
+    """Twice as much."""
     return x * n
 
 
