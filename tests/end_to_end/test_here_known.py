@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -406,3 +406,99 @@ print(json.dumps([known, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flo
     done = run_client(program, environment=live.environment | {"JAXD_PLACE": "here"})
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [True, 0, 310.0]
+
+
+# what jax takes for the same ----------------------------------------------------------------------
+
+FACTOR = {"by": 2.0}
+
+
+class Pair(NamedTuple):
+    """A node of jax whose method reads what can change."""
+
+    x: Any
+
+    def scaled(self) -> Any:
+        return self.x * FACTOR["by"]
+
+
+@jax.tree_util.register_pytree_node_class
+class Node:
+    """A node with anything static in it, whose class is read as well."""
+
+    shift = 0.0
+
+    def __init__(self, x: Any, static: Any = None) -> None:
+        self.x, self.static = x, static
+
+    def tree_flatten(self) -> Any:
+        return (self.x,), (self.static,)
+
+    @classmethod
+    def tree_unflatten(cls, static: Any, children: Any) -> Node:
+        return cls(children[0], *static)
+
+
+def _scaled(tree: Any) -> Any:
+    return (tree[0] if type(tree) is list else tree).scaled() + Node.shift
+
+
+def _of_nodes(*nodes: Node) -> Any:
+    return sum(
+        node.x * (1000.0 if type(node.static) is bool else 1.0) + node.shift for node in nodes
+    )
+
+
+@pytest.mark.parametrize("is_inside", [False, True], ids=["argument", "inside"])
+def test_a_change_of_what_a_class_in_arguments_reads(
+    client: Client, monkeypatch: pytest.MonkeyPatch, *, is_inside: bool
+) -> None:
+    """A method of a node reads it, at the top of an argument and inside of one."""
+    function = client.persistent_call(_scaled)
+    pair = Pair(jnp.asarray(X))
+    given: Any = [pair] if is_inside else pair
+    same(learned(function, given), jax.jit(_scaled)(given))
+    monkeypatch.setitem(FACTOR, "by", 5.0)
+    same(function(given), pair.x * 5.0 + Node.shift)
+
+
+def test_a_change_of_a_class_in_arguments(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attribute of it."""
+    function = client.persistent_call(_of_nodes)
+    node = Node(jnp.asarray(X))
+    same(learned(function, node), node.x)
+    monkeypatch.setattr(Node, "shift", 7.0)
+    same(function(node), node.x + 7.0)
+
+
+def test_static_values_that_are_equal_to_jax(client: Client) -> None:
+    """Whatever came first: what has nothing static may be followed by 1 and by True."""
+    function = client.persistent_call(_of_nodes)
+    x = jnp.asarray(X)
+    for static in (None, 1, True, 1, None, True):
+        same(learned(function, Node(x, static)), x * (1000.0 if static is True else 1.0))
+
+
+def test_two_arguments_of_one_class(client: Client) -> None:
+    """Each with what is static in it."""
+    function = client.persistent_call(_of_nodes)
+    x = jnp.asarray(X)
+    for one, other in ((1, True), (True, True), (True, 1), (1, 1)) * 3:
+        expected = x * (1000.0 if one is True else 1.0) + x * (1000.0 if other is True else 1.0)
+        same(function(Node(x, one), Node(x, other)), expected)
+        here.wait_for_programs()
+
+
+def test_arrays_of_numpy_that_jax_takes_for_others(client: Client) -> None:
+    """With their bytes the other way round, or with a mask inside of a tree."""
+    function = client.persistent_call(_doubled)
+    array = X.ravel()
+    same(learned(function, array), jnp.asarray(array * 2))
+    same(function(array.astype(">f4")), jnp.asarray(array * 2))
+    same(learned(function, {"x": jnp.asarray(array)}), jnp.asarray(array * 2))
+    with pytest.raises(ValueError, match="masked"):
+        function({"x": np.ma.masked_array(array, array > 2)})
+
+
+def _doubled(x: Any) -> Any:
+    return (x["x"] if type(x) is dict else x) * 2

@@ -62,6 +62,8 @@ class LocalProgram:
             if found is None:
                 continue  # a number, which is as wide as jax's settings say
             if not isinstance(leaf, jax.Array):
+                if getattr(leaf, "mask", None) is not None:
+                    return False  # a masked array, which jax refuses where it sees that it is one
                 found = canonical(found)
             elif leaf.committed and leaf.devices() != here:
                 return False

@@ -33,7 +33,8 @@ class KnownCalls:
     * the settings and contexts of the thread that jax's dispatch tells apart, and whether jax
       traces the calling code: that dispatch, see `jaxd.interop.local_programs.FastCalls`;
     * the other settings of jax: whoever changes one, see `SettingsWatch`;
-    * types of arguments that jax takes for others: `LocalCalls.run`.
+    * what jax takes for another in arguments, which is types, what is static in objects, and the
+      user's classes: `LocalCalls.run`.
 
     Thread-safe.
 

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -49,6 +49,7 @@ from jaxd_protocol.errors import ArgumentError, JaxdError, PackingError, PlaceRe
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.jit.static_args import StaticArgs, dynamic
 from jaxd_protocol.jit.static_leaves import wrap_untraceable_arguments
+from jaxd_protocol.packages.installed import is_local_module
 
 if TYPE_CHECKING:
     from jaxd.connection.connection import ClientConnection
@@ -80,7 +81,8 @@ _UNFIT: Final = "but arrays on another device, or of 64 bits where jax has none,
 _FOR_NOW: Final = "server for now: here, once calls have waited as long as loading a program takes"
 _UNKNOWN: Final = "here: traced in this process, unless the server has its program"
 _PLAIN_STATICS: Final = frozenset({bool, int, str, type(None)})
-_NUMBERS: Final = frozenset({bool, int, float, complex})
+_NUMBERS: Final[frozenset[type]] = frozenset({bool, int, float, complex})
+_CONTAINERS: Final[frozenset[type]] = frozenset({dict, list, tuple, type(None)})
 _AT_EXIT_S: Final = 10.0
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -158,9 +160,8 @@ class LocalCalls:
         self._has_statics = bool(spec.statics)
         # a pinned function is found by the skeleton of the call, which is made first
         self._is_pinned = spec.snapshot.is_pinned
-        self._fast: dict[Any, FastCalls] = {}  # by what is static
+        self._dispatched = _Dispatched()
         self._kinds: frozenset[type] = frozenset()  # of arguments that jax tells apart as we do
-        self._nodes: dict[type, StaticNode] = {}  # of arguments that are told apart by these
         self._resets = 0
         self._runs = 0
 
@@ -181,12 +182,15 @@ class LocalCalls:
         if self._has_statics:
             statics = _plain_statics(self._statics, args, kwargs)
             args, kwargs = dynamic((args, kwargs), self._statics)
-        fast = self._fast.get(statics)
+        dispatched, kinds = self._dispatched, self._kinds
+        fast = dispatched.calls.get(statics)
         if fast is None:
             return ELSEWHERE
-        kinds = self._kinds
         for value in (*args, *kwargs.values()) if kwargs else args:
-            if type(value) not in kinds and not self._is_known_node(value):
+            if type(value) not in kinds and not dispatched.has(value):
+                return ELSEWHERE
+        for guards in dispatched.guards:
+            if not guards.hold():
                 return ELSEWHERE
         result = fast.call(*args, **kwargs) if kwargs else fast.call(*args)
         return ELSEWHERE if result is UNKNOWN else result
@@ -293,42 +297,35 @@ class LocalCalls:
     ) -> FastCalls | None:
         """What dispatches such calls without Python; None where jax could take others for them."""
         statics = _plain_statics(self._statics, args, kwargs) if self._statics else None
-        found = None if self._is_pinned or statics is ELSEWHERE else _kinds_of(wrapped)
-        if found is None:
+        found = None if self._is_pinned or statics is ELSEWHERE else _parts_of(wrapped)
+        dispatched = None if found is None else self._dispatched_with(*found)
+        if dispatched is None:
             return None
-        kinds, nodes = found
-        for value in nodes:
-            if not self._knows_node(value):
-                return None
-        fast = self._fast.get(statics)
+        fast = dispatched.calls.get(statics)
         if fast is None:
             try:
-                fast = self._fast.setdefault(statics, FastCalls(self._name))
+                fast = dispatched.calls.setdefault(statics, FastCalls(self._name))
             except Exception:  # noqa: BLE001  names that a newer jax does not have
                 return None
-        self._kinds |= kinds
+        self._kinds = _NUMBERS | _CONTAINERS | {array_class()}
         return fast
 
-    def _is_known_node(self, value: Any) -> bool:
-        node = self._nodes.get(type(value))
-        return node is not None and node.is_that_of(value)
+    def _dispatched_with(self, nodes: Sequence[Any], classes: set[type]) -> _Dispatched | None:
+        """The calls that are dispatched with such parts; None where they cannot be.
 
-    def _knows_node(self, value: Any) -> bool:
-        """Whether what is static in an object at the top of an argument is that of such calls.
-
-        Where it was another one, jax forgets what it has: to jax the two may be equal.
+        Where what is known of a class is another thing, jax forgets what it has: to jax the two may
+        be equal.
         """
-        known = self._nodes.get(type(value))
-        if known is not None and known.is_that_of(value):
-            return True
-        node = None if self._resets >= _MOST_RESETS else StaticNode.of(value)
-        if node is None:
-            return False
-        if known is not None:
+        for _ in range(2):
+            dispatched = self._dispatched
+            takes = dispatched.takes(nodes, classes)
+            if takes:
+                return dispatched
+            if takes is None or self._resets >= _MOST_RESETS:
+                return None
             self._resets += 1
-            self._fast, self._nodes = {}, {}
-        self._nodes[type(value)] = node
-        return True
+            self._dispatched = _Dispatched()
+        return None
 
 
 class _Changed(Exception):
@@ -364,6 +361,60 @@ class StaticNode(NamedTuple):
         return self.guards.hold()
 
 
+class _Dispatched:
+    """Calls that jax dispatches, and what it does not tell apart in their arguments.
+
+    Replaced whole when that is another: who has taken it finds calls and parts that belong
+    together. Thread-safe.
+
+    Attributes:
+        calls: by what is static.
+        nodes: what is static in objects of a class, at the top of an argument.
+        guards: detect changes of the user's classes, at the top of arguments and inside.
+    """
+
+    def __init__(self) -> None:
+        self.calls: dict[Any, FastCalls] = {}
+        self.nodes: dict[type, StaticNode] = {}
+        self.guards: list[Guards] = []
+        self._classes: set[type] = set()
+        self._numpy_class = sys.modules["numpy"].ndarray if "numpy" in sys.modules else None
+
+    def has(self, value: Any) -> bool:
+        """Whether an argument is one of those that jax tells apart, or is as it was."""
+        node = self.nodes.get(type(value))
+        if node is None:
+            # to jax, an array with its bytes the other way round is as any other
+            return type(value) is self._numpy_class and bool(value.dtype.isnative)
+        return node.is_that_of(value)
+
+    def takes(self, nodes: Sequence[Any], classes: set[type]) -> bool | None:
+        """Whether these are as those of its calls, to which what is new is added.
+
+        None where a change inside of one would not be noticed.
+
+        Args:
+            nodes: the arguments that are objects with something static.
+            classes: the user's classes in the arguments.
+        """
+        for value in nodes:
+            node = self.nodes.get(type(value))
+            if node is None:
+                made = StaticNode.of(value)
+                if made is None:
+                    return None
+                node = self.nodes.setdefault(type(value), made)
+            if not node.is_that_of(value):
+                return False
+        for each in classes - self._classes:
+            guarded = guard_content((each,), each.__qualname__)
+            if guarded is None:
+                return None
+            self.guards.append(guarded.guards)
+            self._classes.add(each)  # last: another thread relies on its guards
+        return all(guards.hold() for guards in self.guards)
+
+
 def _static_items(value: Any) -> tuple[Any, ...]:
     found = loaded_jax().tree_util.default_registry.flatten_one_level(value)
     about = None if found is None else found[1]
@@ -387,32 +438,34 @@ def _plain_statics(statics: StaticArgs, args: tuple[Any, ...], kwargs: Mapping[s
     return found if are_plain else ELSEWHERE
 
 
-def _kinds_of(arguments: Arguments) -> tuple[frozenset[type], list[Any]] | None:
-    """The types of arguments, and those arguments that a `StaticNode` has to tell apart.
+def _parts_of(arguments: Arguments) -> tuple[list[Any], set[type]] | None:
+    """The arguments that a `StaticNode` has to tell apart, and the user's classes in all of them.
 
     None where jax could take other calls for such a call: it sees a member of an enum of integers
-    as an integer, and 1 among static values as True, while to jaxd they are others. So a number is
-    an argument by itself, of exactly its type, and the trees around arrays have nothing static but
-    text, except at their top.
+    as an integer, 1 among static values as True, and a masked array in a tree as any array, while
+    to jaxd they are others. So a number or an array of numpy is an argument by itself, of exactly
+    its type, and the trees around arrays have nothing static but text, except at their top.
     """
     args, kwargs = arguments
-    kinds, nodes = set(), []
-    arrays = {array_class(), sys.modules["numpy"].ndarray}
+    nodes: list[Any] = []
+    classes: set[type] = set()
     for value in (*args, *kwargs.values()):
         kind = type(value)
-        if kind in arrays or kind in _NUMBERS:
-            kinds.add(kind)
+        if kind is array_class() or kind in _NUMBERS:
+            continue
+        if kind is sys.modules["numpy"].ndarray:
+            if not value.dtype.isnative:
+                return None
             continue
         leaves, structure = loaded_jax().tree.flatten(value)
-        if not arrays.issuperset(map(type, leaves)):
+        if any(type(leaf) is not array_class() for leaf in leaves):
             return None
-        if _is_plain(structure):
-            kinds.add(kind)
-        elif all(map(_is_plain, structure.children())):
+        if kind not in _CONTAINERS:
             nodes.append(value)
-        else:
+        if not all(map(_is_plain, [structure] if kind in _CONTAINERS else structure.children())):
             return None
-    return frozenset(kinds), nodes
+        classes.update(_local_classes(structure))
+    return nodes, classes
 
 
 def _is_plain(structure: Any) -> bool:
@@ -420,6 +473,26 @@ def _is_plain(structure: Any) -> bool:
     if node is None:
         return True
     return _is_text(node[1]) and all(map(_is_plain, structure.children()))
+
+
+def _local_classes(structure: Any) -> Iterator[type]:
+    """The user's classes among the nodes of a tree, and in what belongs to these."""
+    node = structure.node_data()
+    if node is None:
+        return
+    for each in (node[0], *_types_in(node[1])):
+        if each not in _CONTAINERS and is_local_module(each.__module__):
+            yield each
+    for child in structure.children():
+        yield from _local_classes(child)
+
+
+def _types_in(about: Any) -> Iterator[type]:
+    if isinstance(about, type):
+        yield about
+    elif type(about) in (tuple, list):
+        for each in about:
+            yield from _types_in(each)
 
 
 def _is_text(about: Any) -> bool:

@@ -502,6 +502,7 @@ FIELDS: Final[dict[str, str]] = {
     "jax": "the version of jax",
     "kind": "of the record",
     "lived_s": "seconds from start to end",
+    "load": "the open calls of all members",
     "means": "what follows from that",
     "member": "the name of the member of the pool",
     "members": "how many",
@@ -532,6 +533,7 @@ FIELDS: Final[dict[str, str]] = {
     "value_bytes": "the limit for arrays",
     "verdict": "`compile` or `load`",
     "waiting": "how many records wait",
+    "wanted": "how many there are to be",
     "why": "why",
     "workers_ended": "how many workers have ended during its calls",
 }

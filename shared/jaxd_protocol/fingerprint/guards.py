@@ -13,7 +13,7 @@ import re
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
 from functools import partial
-from operator import is_
+from operator import attrgetter, is_, itemgetter, methodcaller
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -294,7 +294,8 @@ _GUARDED_TYPES: Final = frozenset(
         *(dict, OrderedDict, defaultdict, MappingProxyType, list, deque, set, bytearray),
         *(FunctionType, MethodType, BuiltinFunctionType, CodeType, CellType),
         *(partial, property, staticmethod, classmethod, GenericAlias, UnionType),
-        *(TypeVar, ParamSpec, type(Part.kind)),  # the last is an attribute of named tuples
+        *(attrgetter, itemgetter, methodcaller, TypeVar, ParamSpec),
+        type(Part.kind),  # an attribute of named tuples
     }
 )
 """Types made in C whose instances cannot change, or whose changes guards see."""
