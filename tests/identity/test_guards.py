@@ -105,6 +105,19 @@ def make(rate, state):
     return run
 closed = make(3, [4])
 partial = functools.partial(other, x=[1])
+labelled = functools.partial(other, 3)
+labelled.unit = 2
+def uses_partial(x): return [labelled]
+class OwnPartial(functools.partial): pass
+class OwnDefaults(collections.defaultdict): pass
+class Forwarding(collections.defaultdict):
+    def __getattr__(self, name): raise AttributeError(name)
+class Defaults:
+    table = collections.defaultdict(list)
+own_partial, OWN_DEFAULTS = OwnPartial(other, 3), OwnDefaults(list)
+FORWARDING = Forwarding(list)
+def uses_own(x): return own_partial, OWN_DEFAULTS, FORWARDING
+def uses_defaults(x): return [Defaults]
 @functools.wraps(other)
 def attributed(x): return x
 def memoises(x):
@@ -189,6 +202,10 @@ CHANGES = [
     Change("bytes in place", "queues", "m.BYTES[0] = 99", "m.BYTES[0] = 97"),
     Change("an ordered dict's order", "ordered", "m.ORDERED.move_to_end('a')", "m.ORDERED.move_to_end('b')"),
     Change("a list in a defaultdict", "ordered", "m.DEFAULTS['a'].append(2)", "m.DEFAULTS['a'].pop()"),
+    Change("what a defaultdict makes", "ordered", "m.DEFAULTS.default_factory = m.other", "m.DEFAULTS.default_factory = list"),
+    Change("what a defaultdict of one's own makes", "uses_own", "m.OWN_DEFAULTS.default_factory = m.other", "m.OWN_DEFAULTS.default_factory = list"),
+    Change("what a defaultdict in a class makes", "uses_defaults", "m.Defaults.table.default_factory = m.other", "m.Defaults.table.default_factory = list"),
+    Change("what a defaultdict that answers for its attributes makes", "uses_own", "m.FORWARDING.default_factory = m.other", "m.FORWARDING.default_factory = list"),
     Change("an array in place", "arrays", "m.ARRAY[1, 2] = 9", "m.ARRAY[1, 2] = 5"),
     Change("an array through a view", "arrays", "m.ARRAY.ravel()[:] *= 2", "m.ARRAY[...] /= 2"),
     Change("an array's shape", "arrays", "m.ARRAY = m.ARRAY.reshape(3, 2)", "m.ARRAY = m.ARRAY.reshape(2, 3)"),
@@ -209,6 +226,13 @@ CHANGES = [
     Change("what a slot holds", "uses_slots", "m.slotted.b.append(1)", "m.slotted.b.pop()"),
     Change("a field of a dataclass", "uses_data", "m.data.rate = 5", "m.data.rate = 1.0"),
     Change("an argument of a partial", "partial", "m.partial.keywords['x'].append(2)", "m.partial.keywords['x'].pop()"),
+    Change("a partial's first attribute", "partial", "m.partial.unit = 1", "del m.partial.unit"),
+    Change("an attribute of a partial", "uses_partial", "m.labelled.unit = 1", "m.labelled.unit = 2"),
+    Change("the attributes of a partial", "uses_partial", "old = m.labelled.__dict__; m.labelled.__dict__ = {'unit': 1}", "m.labelled.__dict__ = old"),
+    Change("what a partial calls", "partial", "m.partial.__setstate__((m.helper, m.partial.args, m.partial.keywords, m.partial.__dict__))", "m.partial.__setstate__((m.other, m.partial.args, m.partial.keywords, m.partial.__dict__))"),
+    Change("the arguments of a partial", "uses_partial", "m.labelled.__setstate__((m.other, (4,), {}, m.labelled.__dict__))", "m.labelled.__setstate__((m.other, (3,), {}, m.labelled.__dict__))"),
+    Change("the keywords of a partial", "uses_partial", "m.labelled.__setstate__((m.other, m.labelled.args, {'y': 1}, m.labelled.__dict__))", "m.labelled.__setstate__((m.other, m.labelled.args, {}, m.labelled.__dict__))"),
+    Change("what a partial of one's own calls", "uses_own", "m.own_partial.__setstate__((m.helper, m.own_partial.args, m.own_partial.keywords, m.own_partial.__dict__))", "m.own_partial.__setstate__((m.other, m.own_partial.args, m.own_partial.keywords, m.own_partial.__dict__))"),
     Change("an installed function", "installed", "old = m.math.sin; m.math.sin = m.other", "m.math.sin = old"),
     Change("a variable of the environment", "environment", "m.os.environ['GUARDED'] = 'b'", "m.os.environ['GUARDED'] = 'a'"),
 ]  # fmt: skip

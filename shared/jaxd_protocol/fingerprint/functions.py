@@ -236,6 +236,9 @@ def emit_partial(walk: Walk, value: functools.partial[Any], *, is_called: bool =
     walk.emit(value.func)
     walk.text(len(value.args))
     walk.guards.mapping(value.keywords)
+    walk.guards.mapping(vars(value))
+    for name in ("func", "args", "keywords", "__dict__"):  # `__setstate__` exchanges them
+        walk.guards.attribute(value, name, getattr(value, name))
     code = getattr(value.func, "__code__", None)
     names = code.co_varnames[: code.co_argcount] if isinstance(code, CodeType) else ()
     function = value.func if is_called and type(value.func) is FunctionType else None

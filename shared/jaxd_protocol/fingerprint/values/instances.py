@@ -339,8 +339,20 @@ def _guard_content(walk: Walk, value: Any) -> None:
     if type(attributes) is dict and mappings.has_own_attributes(value):
         guards.mapping(attributes)
         guards.attribute(value, "__dict__", attributes)
-    for name in slot_names(type(value)):
+    for name in _kept_names(type(value)):
         guards.attribute(value, name, getattr(value, name, MISSING))
+
+
+_SET_IN_C: Final[dict[type, tuple[str, ...]]] = {
+    defaultdict: ("default_factory",),
+    partial: ("func", "args", "keywords"),
+}
+"""Attributes that stand in no `__dict__` and in no slot, and can be set or exchanged."""
+
+
+def _kept_names(cls: type) -> list[str]:
+    """The attributes of an instance that its `__dict__` does not hold."""
+    return slot_names(cls) + [name for base in cls.__mro__ for name in _SET_IN_C.get(base, ())]
 
 
 def _guard_own_content(guards: Guards, value: Any) -> None:
@@ -349,7 +361,7 @@ def _guard_own_content(guards: Guards, value: Any) -> None:
     if type(attributes) is dict:
         guards.mapping(attributes)
         guards.answer(lambda: own_attributes(value) is attributes, True)
-    for name in slot_names(type(value)):
+    for name in _kept_names(type(value)):
         content = slot_content(value, name)
         guards.answer(partial(_holds, value, name, content), True)
 
