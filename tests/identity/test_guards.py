@@ -31,6 +31,8 @@ TABLE = {"lr": 0.5, "name": "first", "deep": {"width": 8}}
 SET, QUEUE, BYTES = {1, 2}, collections.deque([1, 2]), bytearray(b"ab")
 ORDERED, DEFAULTS = collections.OrderedDict(a=1, b=2), collections.defaultdict(list, a=[1])
 ARRAY, OBJECTS = np.arange(6.0).reshape(2, 3), np.array([1, [2]], dtype=object)
+FROZEN = np.arange(3.0)
+FROZEN.flags.writeable = False
 CONFIG = SimpleNamespace(lr=0.5, name="first", model=SimpleNamespace(width=8))
 MEMO, COUNTS, SEEN = {}, {"calls": 0}, []
 os.environ["GUARDED"] = "a"
@@ -76,6 +78,7 @@ def sets(x): return SET
 def queues(x): return QUEUE, BYTES
 def ordered(x): return ORDERED, DEFAULTS
 def arrays(x): return x * ARRAY
+def frozen(x): return x * FROZEN
 def objects(x): return OBJECTS
 def config(x): return x * CONFIG.lr
 def deep_config(x): return CONFIG.model.width
@@ -208,6 +211,7 @@ CHANGES = [
     Change("what a defaultdict that answers for its attributes makes", "uses_own", "m.FORWARDING.default_factory = m.other", "m.FORWARDING.default_factory = list"),
     Change("an array in place", "arrays", "m.ARRAY[1, 2] = 9", "m.ARRAY[1, 2] = 5"),
     Change("an array through a view", "arrays", "m.ARRAY.ravel()[:] *= 2", "m.ARRAY[...] /= 2"),
+    Change("a read-only array, made writeable for a moment", "frozen", "m.FROZEN.flags.writeable = True; m.FROZEN[0] = 9; m.FROZEN.flags.writeable = False", "m.FROZEN.flags.writeable = True; m.FROZEN[0] = 0; m.FROZEN.flags.writeable = False"),
     Change("an array's shape", "arrays", "m.ARRAY = m.ARRAY.reshape(3, 2)", "m.ARRAY = m.ARRAY.reshape(2, 3)"),
     Change("an array's shape in place", "arrays", "m.ARRAY.resize((3, 2), refcheck=False)", "m.ARRAY.resize((2, 3), refcheck=False)"),
     Change("an object in an array", "objects", "m.OBJECTS[1].append(3)", "m.OBJECTS[1].pop()"),

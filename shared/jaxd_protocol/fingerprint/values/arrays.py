@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from jaxd_protocol.base.process import IdentityMemo
 from jaxd_protocol.fingerprint.canonical_bytes import digest
-from jaxd_protocol.fingerprint.guards import MISSING
+from jaxd_protocol.fingerprint.guards import ARRAY_LIMIT, MISSING
 from jaxd_protocol.fingerprint.values import modules
 from jaxd_protocol.fingerprint.values.classes import slot_names
 from jaxd_protocol.fingerprint.values.reductions import (
@@ -86,8 +86,17 @@ def _numpy_array(walk: Walk, numpy: Any, array: Any) -> None:
     content = _content(numpy, array)
     walk.write(content)
     walk.part("array", walk.label, content, _summary(array.dtype, array.shape))
-    if array.flags.writeable or array.base is not None:  # what it is a view of may be written to
+    if _may_change(array):
         walk.guards.array(array)
+
+
+def _may_change(array: Any) -> bool:
+    """Whether guards are to look at an array: its memory may be written to, also by another name.
+
+    One that is read-only and owns its memory can be made writeable for a moment. A large one is
+    not looked at for that: in a static argument it would be hashed for each call.
+    """
+    return bool(array.flags.writeable or array.base is not None or array.nbytes <= ARRAY_LIMIT)
 
 
 def _own_array(walk: Walk, array: Any) -> None:

@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from jaxd_protocol.fingerprint.guards import ARRAY_LIMIT
 from jaxd_protocol.fingerprint.values import arrays
 from tests.shared.fingerprint.defining import digest_of, function, walk_of
 
@@ -44,13 +45,31 @@ def test_scalars_dtypes_and_ufuncs_are_told_apart(one: Any, other: Any) -> None:
     assert digest_of([one]) == digest_of([one]) != digest_of([other])
 
 
+def frozen(length: int) -> Any:
+    array = np.zeros(length, np.uint8)
+    array.flags.writeable = False
+    return array
+
+
 def test_a_change_in_place_is_noticed_where_there_can_be_one() -> None:
-    """An array that cannot be written to is not copied for it."""
-    array, frozen = np.zeros(4), np.zeros(4)
-    frozen.flags.writeable = False
-    guards = walk_of([array, frozen]).guards
+    """A large array that was made so that it cannot be written to is not looked at."""
+    array, large = np.zeros(4), frozen(ARRAY_LIMIT + 1)
+    guards = walk_of([array, large]).guards
     assert list(guards._arrays) == [id(array)]
+    assert guards.complete
     array[0] = 1
+    assert not guards.hold()
+
+
+@pytest.mark.parametrize("length", [4, ARRAY_LIMIT])
+def test_a_read_only_array_that_is_written_to_for_a_moment_has_changed(length: int) -> None:
+    """By whoever makes it writeable, and read-only again."""
+    array = frozen(length)
+    guards = walk_of([array]).guards
+    assert guards.hold()
+    array.flags.writeable = True
+    array[0] = 1
+    array.flags.writeable = False
     assert not guards.hold()
 
 
