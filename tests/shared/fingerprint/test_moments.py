@@ -11,7 +11,9 @@ import pytest
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint import content_id, next_moment, one_moment, walk
 from jaxd_protocol.fingerprint.walk import Walk
+from jaxd_protocol.pickling.pack import arguments
 from jaxd_protocol.pickling.pack.arguments import pack
+from jaxd_protocol.pickling.pack.functions import pack_function
 from jaxd_protocol.pickling.unpack.unpickler import unpack
 from tests.shared.fingerprint.defining import define
 
@@ -128,6 +130,38 @@ def test_a_class_that_is_changed_by_the_packing_of_its_objects_is_packed_as_it_i
     value = made.C()
     found = unpack(pack(value, "it"))
     assert found.get() == made.C.packed == 1
+
+
+@pytest.mark.parametrize(("first", "limit"), [(10, 11), (20, 1000)])
+def test_what_no_guard_sees_is_compared_after_it_is_packed(
+    first: int, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The id by which a class travels is that of the content that it was packed with."""
+    made = define(UNWATCHED, array=array)
+    made.C.table[0] = first
+
+    def changed_by_a_thread(*given: Any) -> Any:
+        made.C.table[0] = min(made.C.table[0] + 1, limit)
+        return pack_function(*given)
+
+    monkeypatch.setattr(arguments, "pack_function", changed_by_a_thread)
+    if limit == 1000:
+        with pytest.raises(PackingError, match="changed all the time"):
+            pack(made.C, "it")
+        return
+    packed = pack((made.C, [made.C]), "it")
+    assert content_id(made.C) in bytes(packed)
+    assert unpack(packed)[0]().get() == made.C.table[0] == limit
+
+
+def test_what_no_guard_sees_is_packed_once_for_each_content(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As everything else."""
+    made = define(UNWATCHED, array=array)
+    pack(made.C, "it")
+    monkeypatch.setattr(arguments, "pack_function", lambda *_: 1 / 0)
+    pack(made.C, "it")
 
 
 def test_walks_that_count_in_another_way_share_nothing() -> None:

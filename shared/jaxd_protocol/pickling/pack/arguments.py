@@ -17,6 +17,7 @@ from typing import Any, Final
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import JaxdError, PackingError
 from jaxd_protocol.fingerprint import (
+    WalkResult,
     content_id,
     current_packing,
     id_in_scope,
@@ -26,6 +27,7 @@ from jaxd_protocol.fingerprint import (
 )
 from jaxd_protocol.fingerprint.data_model import ReachedObjects
 from jaxd_protocol.fingerprint.function_wrapper import BoundWrapper, FunctionWrapper
+from jaxd_protocol.fingerprint.guards import all_changes_are_seen
 from jaxd_protocol.fingerprint.values.reflection import subclasses_of
 from jaxd_protocol.jax_objects.names import kind_of
 from jaxd_protocol.packages.bare_objects import object_of_name
@@ -81,7 +83,9 @@ def _pack(value: Any, what: str, buffers: list[memoryview] | None) -> Packed:
     for _ in range(_MAX_ATTEMPTS):
         with suppress(_ContentChanged), one_moment():
             pickler = _ArgumentPickler(ReachedObjects(archives=current_packing().archives), collect)
-            return dump(pickler, value, value, what)
+            packed = dump(pickler, value, value, what)
+            pickler.compare_unwatched()
+            return packed
         next_moment()
         if buffers:
             buffers.clear()
@@ -111,6 +115,7 @@ class _ArgumentPickler(Pickler):
     ) -> None:
         super().__init__(reach, collect)
         self._makers: dict[int, Any] = {}  # by id, which each keeps while it is here
+        self._unwatched: dict[bytes, tuple[Any, Packed]] = {}
 
     def reducer_override(self, value: Any) -> Any:
         """As that of a function's pickler, except for code."""
@@ -176,10 +181,38 @@ class _ArgumentPickler(Pickler):
         return intern_callable, (content, self._data(content, value))
 
     def _data(self, content: bytes, value: Any) -> bytes:
-        packed = _packed_once(content, value)
+        packed = self._packed_once(content, value)
         for (module, name), cls in packed.classes.items():
             self.classes[ClassId(content_id(cls), name, module)] = cls
         return bytes(packed)
+
+    def _packed_once(self, content: bytes, value: Any) -> Packed:
+        """A callable or class, packed once for each content."""
+        found = _packed_callables.use(content)
+        if found is not None:
+            return found
+        name = _name_of(value)
+        walked = walk_for_packing(value, name)
+        found = pack_function(value, repr(name), walked.reach)
+        if not all_changes_are_seen(walked.reach):
+            self._unwatched[content] = value, found
+            return found
+        if not walked.guards.hold():
+            next_moment()
+            walked = walk_for_packing(value, name)
+        return _kept(content, found, walked, name)
+
+    def compare_unwatched(self) -> None:
+        """Looks at what has changes that no guard sees once more, after all of it is packed.
+
+        Raises:
+            _ContentChanged: when something has another content than it had before it was packed.
+        """
+        if self._unwatched:
+            next_moment()
+        for content, (value, found) in self._unwatched.items():
+            name = _name_of(value)
+            _kept(content, found, walk_for_packing(value, name), name)
 
 
 def _refuse_subclasses(cls: type) -> None:
@@ -199,21 +232,17 @@ def _refuse_subclasses(cls: type) -> None:
 _packed_callables: Final = BoundedDict[bytes, Packed](_MAX_CACHED)
 
 
-def _packed_once(content: bytes, value: Any) -> Packed:
-    """A callable or class, packed once for each content."""
-    found = _packed_callables.use(content)
-    if found is not None:
-        return found
-    name = getattr(value, "__qualname__", None) or type(value).__qualname__
-    walked = walk_for_packing(value, name)
-    found = pack_function(value, repr(name), walked.reach)
-    if not walked.guards.hold():
-        next_moment()
-        walked = walk_for_packing(value, name)
+def _name_of(value: Any) -> str:
+    name: str | None = getattr(value, "__qualname__", None)
+    return name or type(value).__qualname__
+
+
+def _kept(content: bytes, packed: Packed, walked: WalkResult, name: str) -> Packed:
+    """What was packed, kept for its content, which it still has."""
     fingerprint = walked.fingerprint
     keeps_id = not walked.guards.complete or fingerprint.unshared
     found_id = id_in_scope(fingerprint.digest, current_packing().scope)
     if not keeps_id and found_id != content:
         raise _ContentChanged(f"{name} was changed while it was packed.")
-    _packed_callables[content] = found
-    return found
+    _packed_callables[content] = packed
+    return packed
