@@ -236,7 +236,7 @@ class SettingsWatch:
 
     def __init__(self, names: Iterable[str]) -> None:
         self.mark = object()
-        self._inside: set[tuple[int, str]] = set()  # threads that are in a context, and of what
+        self._inside: dict[tuple[int, str], threading.Thread] = {}  # which is in a context of what
         holders = {name: _settings().get(name) for name in names}
         for name, holder in holders.items():
             if not (_is_flag(holder) or _is_state(holder)):
@@ -253,14 +253,16 @@ class SettingsWatch:
     def after_fork(self) -> None:
         """In the child of a fork: it has the thread that forked, and no other one."""
         own = threading.get_ident()
-        self._inside = {each for each in self._inside if each[0] == own}
+        self._inside = {each: thread for each, thread in self._inside.items() if each[0] == own}
 
     def is_varied(self) -> bool:
         """Whether threads may differ in one of these settings.
 
-        To be asked after `mark` was read, which is another one when the answer becomes another.
+        To be asked after `mark` was read, which is another one when threads come to differ. One
+        that has ended within a context does not count, unless Python has not started it: it may
+        run Python again.
         """
-        return bool(self._inside)
+        return any(thread.is_alive() for thread in tuple(self._inside.values()))
 
     def _changed(self) -> None:
         self.mark = object()
@@ -269,9 +271,9 @@ class SettingsWatch:
         """A context of this thread has begun or ended."""
         inside = threading.get_ident(), name
         if holder.get_local() is sys.modules["jax._src.config"].config_ext.unset:
-            self._inside.discard(inside)
+            self._inside.pop(inside, None)
         else:
-            self._inside.add(inside)
+            self._inside[inside] = threading.current_thread()
         self.mark = object()  # last: see `is_varied`
 
 

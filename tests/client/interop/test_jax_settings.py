@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import _thread
 import threading
+import weakref
 from typing import Any
 
 import jax
@@ -156,6 +158,42 @@ def test_a_context_that_another_thread_is_in() -> None:
     done.set()
     other.join()
     assert not watch.is_varied()
+
+
+def test_a_context_that_a_thread_ends_in() -> None:
+    """Such as that of a generator that nobody closes: it is gone with the thread."""
+    watch = SettingsWatch(["jax_debug_nans"])
+    left: list[Any] = []
+    other = threading.Thread(target=enter, args=(left,))
+    other.start()
+    other.join()
+    assert not watch.is_varied()
+
+
+def enter(left: list[Any]) -> None:
+    """Enters a context, which stays."""
+    left.append(jax.debug_nans(True))
+    left[0].__enter__()
+
+
+def test_a_thread_that_python_has_not_started_stays_in_its_context(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A library's may run Python again, with what it has set before."""
+    holder = jax.config._value_holders["jax_debug_nans"]
+    monkeypatch.setattr(holder, "_update_thread_local_hook", None)  # that of the whole process
+    watch = SettingsWatch(["jax_debug_nans"])
+    left: list[Any] = []
+    kept, gone = threading.local(), threading.Event()
+
+    def elsewhere() -> None:
+        enter(left)
+        kept.until_the_end = last = {0}
+        weakref.finalize(last, gone.set)
+
+    _thread.start_new_thread(elsewhere, ())
+    assert gone.wait(10)
+    assert watch.is_varied()
 
 
 def test_without_the_hooks_nothing_is_watched() -> None:
