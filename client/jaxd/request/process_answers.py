@@ -264,12 +264,14 @@ def _content(path: str) -> Any:
 def file_stamp_of(path: str) -> Any:
     """What changes when a file does; of one that was just written, another one each time.
 
-    Before Linux 6.13 a file that is written twice within a tick of its clock keeps its time.
+    Before Linux 6.13 a file that is written twice within a tick of its clock keeps its time. That
+    of its content can be set back, as `cp -p` and `rsync -t` do it; that of its entry cannot.
     """
     try:
         found = os.stat(path)
     except OSError:
         return None
     now = time.time_ns()
-    settled = 0 if now - found.st_mtime_ns > _LONGEST_TICK_NS else now
-    return found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode, settled
+    times_ns = found.st_mtime_ns, found.st_ctime_ns
+    settled = 0 if now - max(times_ns) > _LONGEST_TICK_NS else now
+    return *times_ns, found.st_size, found.st_ino, found.st_mode, settled

@@ -12,7 +12,7 @@ import pytest
 
 from jaxd.request import process_answers
 from jaxd.request.function_snapshot import FunctionSnapshot
-from jaxd.request.process_answers import NamedTexts
+from jaxd.request.process_answers import NamedTexts, file_stamp_of
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.messages.recorded_reads import ProcessRead, to_reads
@@ -116,6 +116,20 @@ def test_files_outside_and_hidden_ones_are_not_told(project: Path, name: str) ->
     """Also where the function names them: a link may have been put there by others."""
     with pytest.raises(PackingError):
         told(f"return {name!r}, {name.split('/')}", "file", name)
+
+
+def test_other_content_of_the_same_size_and_time_is_another_file(project: Path) -> None:
+    """As `cp -p` leaves it, also when neither was written just now."""
+    file = project / "data" / "table.txt"
+    stamps = []
+    for text in ("one", "two"):
+        file.write_text(text)
+        os.utime(file, ns=(1, 1))
+        while (stamp := file_stamp_of(str(file)))[-1]:
+            pass
+        assert file_stamp_of(str(file)) == stamp
+        stamps.append(stamp)
+    assert stamps[0] != stamps[1]
 
 
 def test_a_large_file_is_not_sent(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
