@@ -24,6 +24,7 @@ from typing import ClassVar
 import jax
 from . import REGISTRY, circle
 RATE = 2.0
+MARK = object()
 cfg = type("Cfg", (), {})()
 cfg.lr = 3.0
 def register(name):
@@ -124,6 +125,8 @@ def table(x):
     return sys.modules["shop"].base.circle.go(x)
 def static(x, f):
     return f(x)
+def marked(x, mark=base.MARK):
+    return x * 3 if mark is base.MARK else x
 def say(do):
     try:
         return float(do())
@@ -209,6 +212,15 @@ def test_a_function_in_a_package_pads_once(name: str, shop: Shop) -> None:
     """Where it is called, from here or there."""
     program = f"from shop.trained import {name} as f\nprint(float(f(np.ones(3, np.float32))))"
     assert shop.run(program) == 403.0
+
+
+def test_a_bare_object_of_the_package_is_the_one_that_it_is_or_refused(shop: Shop) -> None:
+    """As a default it is that of the archive; as an argument it has no name there."""
+    options = 'ship="source", static_argnames="mark"'
+    assert shop.call("marked", options) == 3.0
+    refusal = shop.call("marked", options, "ONE, mark=base.MARK")
+    assert "PackingError" in refusal
+    assert "bare object()" in refusal
 
 
 def test_arguments_and_results_are_of_the_classes_of_the_package(shop: Shop) -> None:
