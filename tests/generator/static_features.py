@@ -98,6 +98,18 @@ STATICS: Final[Mapping[str, Feature]] = {
             "m.T_NN.table = m.T_NN.table + BB",
         ),
     ),
+    "static object with what Python keeps in C": Feature(
+        top="import collections\nimport numpy as np\nclass H_NN:\n    def __init__(self, *v): self.v = v\n"
+        "S_NN = H_NN(collections.defaultdict(lambda: AA), functools.partial(int, AA), np.arange(3))\nS_NN.v[2].flags.writeable = False",
+        term="(S_NN.v[0].default_factory() + S_NN.v[1]() + int(S_NN.v[2][1]) + getattr(S_NN.v[1], 'unit', 0))",
+        static="S_NN",
+        edits=does(
+            "m.S_NN.v[0].default_factory = lambda: BB",
+            "m.S_NN.v[1].__setstate__((int, (BB + 1,), {}, {}))",
+            "m.S_NN.v[1].unit = BB + 2",
+            "a = m.S_NN.v[2]; a.flags.writeable = True; a[1] = BB + 7; a.flags.writeable = False",
+        ),
+    ),
     "static class of a metaclass": Feature(
         top="class M_NN(type):\n    rate = AA\nclass B_NN:\n    level = 1\nclass C_NN(B_NN, metaclass=M_NN):\n    k: int = BB\nS_NN = (C_NN, 0)",
         term="(S_NN[0].rate + S_NN[0].k + S_NN[0].level + len(S_NN[0].__annotations__))",
