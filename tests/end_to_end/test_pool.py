@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -207,6 +208,37 @@ def test_the_smaller_of_values_on_two_members_moves(pool: PoolHere) -> None:
         for result in (add(a, b), add.submit(a, b).result()):
             assert member_of(result, pool) == large
             assert float(result[0]) == 3.0
+
+
+@pytest.mark.slow
+def test_64_bits_stay_64_bits_where_an_array_moves_by_the_client(pool: PoolHere) -> None:
+    """Also outside of `enable_x64`, and once it is here: as jax has it for an array of its own."""
+    wide = np.arange(5, dtype=np.int64) + (1 << 40)
+    with jax.enable_x64(True):
+        make: Any = pool.client.persistent_call(lambda: jnp.arange(5, dtype="int64") + (1 << 40))
+        b, c = (make.on(member="m1").remote() for _ in range(2))
+        assert c.fetch().tolist() == wide.tolist()
+    a = on(pool, "m0")
+    last = pool.client.persistent_call(lambda a, b: (a[0], b))
+    for array in (b, c):
+        found = last(a, array)[1]
+        assert (found.dtype, found.tolist()) == (np.int64, wide.tolist())
+        assert array.tolist() == wide.tolist()
+
+
+@pytest.mark.slow
+def test_a_call_on_an_array_with_copies_goes_where_one_is(pool: PoolHere) -> None:
+    """It does not move to a member that has come since."""
+    x = pool.client.put(np.ones(LARGE, np.float32), replicate=True)
+    pool.members["m3"] = added = InProcessServer()
+    pool.director.show("m3", added.unix)
+    found = routing(pool.client)
+    until(lambda: "m3" in found.routes().loads)
+    reductions = (jnp.max, jnp.min, jnp.mean, jnp.median, jnp.prod, jnp.std, jnp.sum, jnp.var)
+    for reduce in reductions:
+        assert float(pool.client.persistent_call(reduce)(x)) == float(reduce(np.ones(LARGE, "f4")))
+    assert "m3" not in pool.calls
+    assert not x.is_here
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -126,6 +127,40 @@ def test_the_smaller_of_values_on_two_members_goes_from_one_to_the_other(
             assert bytes_of(client) - before < 1024
         for array in pairs[1]:
             assert not array.is_here
+
+
+def test_calls_on_an_array_that_was_taken_stay_where_it_is(pool: PoolOfServers) -> None:
+    """Of four members three have it: no function moves it on through the client."""
+    with pool.client() as client:
+        dot = client.persistent_call(lambda a, b: (a[: b.size] * b).sum())
+        a, b = on(client, "m0", 1.0, 2 * MEGABYTE), on(client, "m1", 2.0, MEGABYTE)
+        assert float(dot(a, b)) == 2.0 * MEGABYTE / 4
+        largest = on(client, "m2", 1.0, 4 * MEGABYTE)
+        assert float(dot(largest, b)) == 2.0 * MEGABYTE / 4  # m2 takes it as well
+        for reduce in (jnp.max, jnp.min, jnp.mean, jnp.median, jnp.prod, jnp.std):
+            client.persistent_call(reduce)(b)
+        assert len(b.replicas) == 2
+        assert not b.is_here
+
+
+def test_an_array_that_another_member_has_taken_is_the_same_array(
+    pool: PoolOfServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of 64 bits outside of `enable_x64`; what has another dtype is no copy."""
+    wide = list(range(1 << 40, (1 << 40) + 5))
+    with pool.client() as client:
+        a = on(client, "m0", 1.0, MEGABYTE)
+        make: Any = client.persistent_call(lambda: jnp.arange(5, dtype="int64") + (1 << 40))
+        with jax.enable_x64(True):
+            b, c = (make.on(member="m1").remote() for _ in range(2))
+            c.block_until_ready()
+        last = client.persistent_call(lambda a, b: (a[0], b))
+        assert last(a, b)[1].tolist() == wide
+        assert not b.is_here
+        narrowed = [c.leaf._replace(dtype="int32")]
+        monkeypatch.setattr("jaxd.pool.caller.specs_in", lambda _: narrowed)
+        assert last(a, c)[1].tolist() == wide
+        assert [each.dtype for each in c.replicas] == [np.int64]
 
 
 def test_values_travel_by_the_client_where_members_do_not_reach_each_other(

@@ -51,12 +51,16 @@ class ValueServiceRig:
         principal: str = "uid:1",
         blocks: Blocks | None = None,
         most: int = 1 << 30,
+        peers: Any = None,
     ) -> None:
         self.values = ValueStore() if values is None else values
         self.own = SessionValues(principal)
         self.referenced_data = ReferencedData(self.values, self.own, blocks or Blocks())
         self.rig = ValueService(
-            self.referenced_data, OutOfMemoryHandler(Reclaimer(), lambda: ""), most
+            self.referenced_data,
+            OutOfMemoryHandler(Reclaimer(), lambda: ""),
+            most,
+            peers=peers,
         )
         self.number = 0
 

@@ -15,6 +15,7 @@ from jaxd.interop.remote_array import RemoteArray
 from jaxd.pool.members import MemberCaller
 from jaxd.pool.routes import Pool
 from jaxd.remote_values.store import OpenSession, RemoteStore
+from jaxd.request.arguments import ArgumentEncoder
 from jaxd.request.call_request import CallRequest, result_policy_for
 from jaxd.results.reader import specs_in
 from jaxd_protocol.errors import ConfigurationError, ConnectionLost, JaxdError, ValuesDied
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from jaxd.connection.settings import Settings
     from jaxd.request.function_snapshot import FunctionSpec
     from jaxd.results.reader import ResultsAs
+
+_WIDE: Final = frozenset({"float64", "int64", "uint64", "complex128"})
+_WITH_64_BITS: Final = (("jax_enable_x64", True),)
 
 _LARGEST_COUNTS: Final = ("epoch", "uptime_s")
 """The figures of a server that are not added up over members."""
@@ -159,26 +163,24 @@ class PoolCaller(Caller):
     def _holders_of(
         self, spec: FunctionSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[MemberCaller]:
-        """Which members have arrays among arguments; first the one with most bytes of them.
+        """The member that has most bytes of the arrays among arguments; empty: none has any.
 
-        It takes those of the others, and has copies of them from then on.
+        It takes those that it lacks from the others, and has copies of them from then on.
         """
         nbytes: Counter[RemoteStore] = Counter()
         arrays = [leaf for leaf in leaves_of((args, kwargs)) if isinstance(leaf, RemoteArray)]
         for array in arrays:
-            store = array.fetcher
-            if isinstance(store, RemoteStore) and not array.replicas:
-                nbytes[store] += 1 + array.nbytes
-        stores = [store for store, _ in nbytes.most_common()]
-        for store in stores[1:]:
-            others = [each for each in arrays if each.fetcher is store and not each.replicas]
-            store.calls.check(others)
-            if not _have_copied(others, store, stores[0]):  # they travel with the call
-                store.fetch_all(others)
-        found = [self._pool.holder_of(store) for store in stores]
-        if arrays and not found:  # they are everywhere
+            nbytes.update(dict.fromkeys(_stores_with(array), 1 + array.nbytes))
+        total = sum(1 + array.nbytes for array in arrays)
+        whole = [store for store, found in nbytes.items() if found == total]
+        if arrays and self._pool.have_all_members(whole):
             return [self._pool.of_key(spec.key, evenly=True)]
-        return [each for each in found if each is not None]
+        for sink, _ in nbytes.most_common():
+            holder = self._pool.holder_of(sink)
+            if holder is not None:
+                _move([each for each in arrays if sink not in _stores_with(each)], sink)
+                return [holder]
+        return []
 
     def route(
         self, spec: FunctionSpec, values: Sequence[HandleRange] = (), *, evenly: bool = False
@@ -228,19 +230,57 @@ class PoolCaller(Caller):
         return f"server: {self._pool.why(call.spec.key)}"
 
 
-def _have_copied(arrays: Sequence[RemoteArray], source: RemoteStore, sink: RemoteStore) -> bool:
-    """Has the member of one store take arrays from that of another; False: it cannot.
+def _stores_with(array: RemoteArray) -> list[RemoteStore]:
+    """Which members of a pool have an array: that which made it, and those with usable copies."""
+    copies = [each.fetcher for each in array.replicas if not each.is_deleted()]
+    kept = [each for each in copies if isinstance(each, RemoteStore) and each.loss_error is None]
+    first = array.fetcher
+    return [first, *kept] if isinstance(first, RemoteStore) else kept
+
+
+def _move(arrays: Sequence[RemoteArray], sink: RemoteStore) -> None:
+    """Has the member of a store take arrays from others; what it cannot take goes with the call.
 
     They stay where they are as well: as long as they are held here, either member can go.
     """
-    arrays = [each for each in {id(each): each for each in arrays}.values() if not each.is_here]
-    for array in arrays:
+    different = {id(each): each for each in arrays}.values()
+    for source in {each.fetcher: None for each in different}:
+        if isinstance(source, RemoteStore):
+            of_source = [each for each in different if each.fetcher is source]
+            source.calls.check(of_source)
+            _move_from(source, of_source, sink)
+
+
+def _move_from(source: RemoteStore, arrays: Sequence[RemoteArray], sink: RemoteStore) -> None:
+    moved = [each for each in arrays if _may_be_narrowed(each) or not each.is_here]
+    for array in moved:
         array.block_until_ready()
-    return not arrays or _have_taken(arrays, source, sink)
+    if moved and not _have_taken(moved, source, sink):
+        source.fetch_all(moved)
+        _put_exactly([each for each in moved if _may_be_narrowed(each)], sink)
+
+
+def _may_be_narrowed(array: RemoteArray) -> bool:
+    """Whether jax may make another dtype of it where its data travels with a call."""
+    return array.leaf.dtype in _WIDE
+
+
+def _put_exactly(arrays: Sequence[RemoteArray], sink: RemoteStore) -> None:
+    """Puts arrays of 64 bits: with a call, those from within `enable_x64` would be narrowed."""
+    if not arrays:
+        return
+    encoder = ArgumentEncoder({}, sink)
+    encoder.node(tuple(each.fetch(copy=False) for each in arrays))
+    copies = sink.put(encoder.skeleton, encoder.blob, _WITH_64_BITS, encoder)
+    for array, copy in zip(arrays, copies, strict=True):
+        array.replicas = (*array.replicas, copy)
 
 
 def _have_taken(arrays: Sequence[RemoteArray], source: RemoteStore, sink: RemoteStore) -> bool:
+    """Has the member of one store take arrays from that of another; False: it cannot."""
     number = new_call_number()
+    first = first_value_id(number)
+    ids = range(first, first + len(arrays))
     try:
         ends = source.connection(), sink.connection()
         if not all(each.welcome.get(PEERS_IN_WELCOME) for each in ends):
@@ -249,12 +289,15 @@ def _have_taken(arrays: Sequence[RemoteArray], source: RemoteStore, sink: Remote
         taken = member, ticket, number, current_config()
         value, _ = sink.ask("take", *taken, over=ends[1], makes=number)
     except ConnectionLost:  # it may have taken them all the same
-        first = first_value_id(number)
-        sink.drop(range(first, first + len(arrays)))
+        sink.drop(ids)
         return False
     except JaxdError:  # the two cannot reach each other, or one has no room
         return False
-    copies = sink.remote(first_value_id(number), specs_in(value[1]))
+    leaves = specs_in(value[1])
+    if list(leaves) != [each.leaf for each in arrays]:
+        sink.drop(ids)
+        return False
+    copies = sink.remote(first, leaves)
     for array, copy in zip(arrays, copies, strict=True):
         array.replicas = (*array.replicas, copy)
     return True

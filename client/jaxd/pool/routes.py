@@ -295,6 +295,11 @@ class Pool:
         """That whose session has the arrays of a store; None: it is over."""
         return next((each for each in self._used if each.session.store is store), None)
 
+    def have_all_members(self, stores: Collection[object]) -> bool:
+        """Whether each member that takes calls has the arrays of one of these stores."""
+        callers = [self._callers.get(name) for name in self._routes.names]
+        return bool(stores) and all(each and each.session.store in stores for each in callers)
+
     def _begin(self, name: str) -> MemberCaller:
         """What makes the calls on a member from now on."""
         with self._lock:

@@ -161,9 +161,9 @@ class ValueService:
         if not _is_flat(layout) or len(buffers) != len(layout.leaves):
             raise ProtocolError("what a member gives is no flat tuple of arrays.")
         with placed(self._device):
-            leaves = [
-                read_leaf(leaf, LeafOffset(buffer=number), b"", buffers)
-                for number, leaf in enumerate(layout.leaves)
+            leaves = [  # with their dtypes: the caller's settings are not those that made them
+                exact_array(read_leaf(leaf, LeafOffset(buffer=place), b"", buffers))
+                for place, leaf in enumerate(layout.leaves)
             ]
         return self._kept(number, layout, leaves, config)
 

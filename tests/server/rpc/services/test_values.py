@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ from jaxd_protocol.messages.data_locations import (
     BLOCK,
     VALUE,
     DataLocation,
+    first_value_id,
     pack_ids,
     pack_locations,
 )
@@ -27,7 +29,7 @@ from jaxd_protocol.pytree import Leaf
 from jaxd_server.rpc.services.values import spec_of
 from jaxd_server.values.store import ValueStore
 from jaxd_server.values.value import Value
-from tests.server.value_desks import Blocks, ValueServiceRig, skeleton_of
+from tests.server.value_desks import Blocks, ValueServiceRig, skeleton_of, specs
 
 X64 = (("jax_enable_x64", True),)
 MIB = 1 << 20
@@ -228,6 +230,27 @@ def test_64_bits_stay_64_bits_in_a_part() -> None:
     (number,) = rig.put(np.arange(5, dtype=np.int64) + (1 << 40), config=X64)
     assert rig.own.get(rig.part(number, slice(2, 4), above=0)).array.dtype == np.int64
     assert rig.part(number, 3).tolist() == (1 << 40) + 3
+
+
+class Offered:
+    """Another member of the pool, which offers some arrays under any ticket."""
+
+    def __init__(self, *arrays: Any) -> None:
+        self.skeleton = skeleton_of(*map(spec_of, map(exact_array, arrays)))
+        self.buffers = [memoryview(array.reshape(-1).view("u1")) for array in arrays]
+
+    def take(self, *_: object) -> tuple[bytes, Sequence[memoryview]]:
+        """What it gives."""
+        return self.skeleton, self.buffers
+
+
+def test_what_another_member_gives_keeps_its_64_bits() -> None:
+    """Whatever the settings of the caller are, who has left `enable_x64` meanwhile."""
+    wide = np.arange(5, dtype=np.int64) + (1 << 40)
+    rig = ValueServiceRig(peers=Offered(wide))
+    value, _ = rig.ask("take", "m1", "0" * 32, 7, ())
+    assert specs(value[1])[0].dtype == "int64"
+    assert rig.fetch(first_value_id(7))[0].tolist() == wide.tolist()
 
 
 @pytest.mark.parametrize("index", [("a",), (1.5,), (True,), ((0, 1),), (b"x",)])
