@@ -199,17 +199,19 @@ class Pool:
         """Wants more members, or fewer, as the load asks for; one with arrays does not go."""
         current = self._current()
         ready = [each for each in current if each.member.state == "ready"]
-        if self.is_ending or len(ready) < self._count:
-            return  # what was started last is not here yet
+        if self.is_ending or not ready:
+            self._scaling.restart()
+            return
         load = sum(each.report.load for each in ready)
-        devices = sum(max(1, each.member.devices) for each in ready)
-        wanted = self._scaling.wanted(self._count, load, devices)
+        devices = sum(max(1, each.member.devices) for each in ready) * self._count / len(ready)
+        is_starting = any(each.member.state == "starting" for each in current)
+        wanted = self._scaling.wanted(self._count, load, devices, is_starting=is_starting)
         if wanted < self._count:
-            free = [each for each in ready if not each.may_hold_values]
+            free = [each for each in current if not each.may_hold_values]
             if not free:
-                self._scaling.keep(", ".join(each.held for each in ready))
+                self._scaling.keep(", ".join(each.held for each in current))
                 return
-            self._table.drain(min(free, key=lambda each: each.report.load).member.name)
+            self._table.drain(min(free, key=_by_use).member.name)
         if wanted != self._count:
             log_event("pool_scaled", members=self._count, wanted=wanted, load=load)
             self._count = wanted
@@ -400,6 +402,11 @@ class Pool:
             self._table.drain(each.member.name)
             if force:
                 self._forced.add(each.member.name)
+
+
+def _by_use(entry: MemberEntry) -> tuple[bool, int]:
+    """Sorts members by how much they do; first those that do not serve yet, or no more."""
+    return entry.member.state == "ready", entry.report.load
 
 
 def _by_loss(entry: MemberEntry) -> tuple[bool, int]:

@@ -289,12 +289,13 @@ class MemberTable:
 
     def news(self, known: int, source: str) -> News:
         """What has changed since; see `Journal.news`. Of a member with another load, only that."""
-        news = self._journal.news(known, source, _ROWS_AT_ONCE)
-        rows: dict[str, Any] = {} if news.is_whole else news.change.get("members", {})
-        for name, row in rows.items():
-            if row is not None and self._whole_at.get(name, 0) <= known:
-                rows[name] = {"load": row["load"]}
-        return news
+        with self._lock:  # a row and the number of its last whole change belong together
+            news = self._journal.news(known, source, _ROWS_AT_ONCE)
+            rows: dict[str, Any] = {} if news.is_whole else news.change.get("members", {})
+            for name, row in rows.items():
+                if row is not None and self._whole_at.get(name, 0) <= known:
+                    rows[name] = {"load": row["load"]}
+            return news
 
     @property
     def sequence(self) -> int:
@@ -475,25 +476,26 @@ class LoadScaling:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
-        self._least, self._most = members.least, members.most
+        self._least, self._most = max(1, members.least), members.most
         self._clock = clock
         self._since = {"up": clock(), "down": clock()}
         self._kept = ""
 
-    def wanted(self, count: int, load: int, devices: int) -> int:
-        """How many members there are to be.
+    def wanted(self, count: int, load: int, devices: float, *, is_starting: bool = False) -> int:
+        """How many members there are to be; with none there is no load, so the last one stays.
 
         Args:
-            count: how many there are, all of them ready.
-            load: calls that they have open.
-            devices: of all of them.
+            count: how many are wanted now.
+            load: calls that those have open which are ready.
+            devices: of so many, as those have them which are ready.
+            is_starting: whether one of them is not here yet: there are to be no more until it is.
         """
         settings, now = self._settings, self._clock()
-        if not settings.busy:
+        if not (settings.busy and devices and count):
             return count
-        share = settings.busy * devices / max(1, count)
+        share = settings.busy * devices / count
         more, fewer = ceil(load / share), ceil(2 * load / share)
-        self._since["up"] = self._since["up"] if more > count else now
+        self._since["up"] = self._since["up"] if more > count and not is_starting else now
         self._since["down"] = self._since["down"] if fewer < count else now
         if now - self._since["up"] >= settings.up_s and count < self._most:
             self._since["up"] = now
@@ -502,6 +504,10 @@ class LoadScaling:
             self._since["down"] = now
             return count - 1
         return count
+
+    def restart(self) -> None:
+        """Nothing is known of the load: what it was before counts no longer."""
+        self._since = dict.fromkeys(self._since, self._clock())
 
     def keep(self, held: str) -> None:
         """Logs that no member can go, as clients have arrays on each; once for the same."""

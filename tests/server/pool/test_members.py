@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -236,6 +237,29 @@ def test_of_a_member_with_another_load_nothing_else_is_sent(table: MemberTable) 
     table.hear("m1", replace(READY, load=9, node="n2"))
     assert table.news(news.sequence, news.source).change["members"]["m1"]["node"] == "n2"
     assert table.news(known.sequence, known.source).change["members"]["m1"]["node"] == "n2"
+
+
+def test_a_change_that_is_being_made_is_not_lost(
+    table: MemberTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that asks in the middle of it gets all of the row, and not its load alone."""
+    table.hear("m1", READY)
+    known, got = table.news(0, ""), []
+    put = table._journal.put
+
+    def put_and_ask(*row: Any) -> bool:
+        is_change = put(*row)
+        asks = threading.Thread(target=lambda: got.append(table.news(known.sequence, known.source)))
+        asks.start()
+        asks.join(0.2)  # it may have to wait until the change is whole
+        asking.append(asks)
+        return is_change
+
+    asking: list[threading.Thread] = []
+    monkeypatch.setattr(table._journal, "put", put_and_ask)
+    table.hear("m1", replace(READY, state="lost"))
+    asking[0].join()
+    assert got[0].change["members"]["m1"]["state"] == "lost"
 
 
 def test_the_next_director_knows_what_this_one_did(table: MemberTable, clock: Clock) -> None:

@@ -259,6 +259,43 @@ def test_a_load_counts_once_it_has_lasted() -> None:
     assert LoadScaling(ScalingSettings(), MemberSettings()).wanted(2, 99, 2) == 2
 
 
+def test_the_load_ends_no_last_member_and_a_pool_of_none_goes_on(cluster: FakeCluster) -> None:
+    """Without members there is no load that asks for one; `scale` still does."""
+    scaling = ScalingSettings(busy=2.0, up_s=1e-9, down_s=1e-9)
+    pool = pool_in(cluster, scaling=scaling, count=1, least=0)
+    assert len(loaded(pool, cluster, 0)) == 1
+    pool.obey("scale", {"count": 0})
+    assert settle(pool) == {}
+    pool.obey("scale", {"count": 2})
+    assert list(settle(pool, 20).values()) == ["ready"]
+
+
+def test_the_load_counts_beside_a_member_that_is_not_there(cluster: FakeCluster) -> None:
+    """One without room is wanted no more where the load is low; one that is lost is replaced."""
+    cluster.room = 1
+    scaling = ScalingSettings(busy=2.0, up_s=1e-9, down_s=1e-9)
+    pool = pool_in(cluster, scaling=scaling, is_settled=False)
+    assert len(settle(pool)) == 1
+    cluster.room = 100
+    assert len(loaded(pool, cluster, 4)) == 2
+    cluster.dead.add("m1")
+    assert list(loaded(pool, cluster, 9).values()).count("ready") == 3
+
+
+def test_what_the_load_was_before_nobody_answered_does_not_count() -> None:
+    """It has to last anew."""
+    now = 0.0
+    scaling = LoadScaling(ScalingSettings(2.0), MemberSettings(1, 1, 8), lambda: now)
+    scaling.wanted(2, 9, 2)
+    now = 100.0
+    scaling.restart()
+    assert scaling.wanted(2, 9, 2) == 2
+    now = 111.0
+    assert scaling.wanted(2, 9, 2, is_starting=True) == 2
+    now = 122.0
+    assert scaling.wanted(2, 9, 2) == 4
+
+
 def test_a_drained_member_ends_once_it_is_empty(cluster: FakeCluster) -> None:
     """Its clients take their values along; another member is started in its place."""
     pool = pool_in(cluster)
