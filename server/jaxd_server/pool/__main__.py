@@ -115,11 +115,12 @@ class Pool:
         self._stopping: set[str] = set()
         self._empty_since: dict[str, float] = {}
         self._failing_since: dict[str, float] = {}  # of those that have never reported
-        self._lock = threading.RLock()  # guards the next three, which orders change
+        self._lock = threading.RLock()  # guards what follows, which orders change
         self._count = settings.members.count
         self._scaling = LoadScaling(settings.scaling, settings.members)
         self._next = 1
-        self._forced: set[str] = set()
+        self._forced: set[str] = set()  # those that are not waited for
+        self._may_lose: set[str] = set()  # and those whose arrays are given up
         self._kept: Mapping[str, Any] = {}
         self._kept_at = 0.0
         self._peers: Mapping[str, Sequence[str]] = {}  # as they were when members were asked last
@@ -287,6 +288,8 @@ class Pool:
         is_old = order == "report" and bool(said.instance) and said.knows != self._peers_digest
         peers = self._peers if is_old else None
         news = {"load": said.load, "wait_s": TICK_S} if said.state == "ready" else {}
+        if order == "stop":
+            news = {"loses_values": name in self._may_lose}
         message, nonce = self._end.ask(name, order, said.instance, peers, **news)
         try:
             ref = self._members.send(name, message)
@@ -305,7 +308,7 @@ class Pool:
                 self._on_answer(name, self._sent.pop(name), answer)
 
     def _on_answer(self, name: str, sent: _Sent, answer: bytes | str) -> None:
-        if name in self._stopping:
+        if name in self._stopping and not self._has_gone_on(name, sent, answer):
             self._end_actor(name)
             return
         if isinstance(answer, str):
@@ -317,6 +320,15 @@ class Pool:
         except (AuthenticationFailed, ProtocolError) as error:
             log_event("pool_message_refused", member=name, reason=str(error))
             self._table.miss(name, str(error))
+
+    def _has_gone_on(self, name: str, sent: _Sent, answer: bytes | str) -> bool:
+        """Whether a member has not stopped, as a client got arrays there just before."""
+        with suppress(AuthenticationFailed, ProtocolError):
+            if isinstance(answer, bytes) and self._end.read(name, sent.nonce, answer).goes_on:
+                self._stopping.discard(name)
+                self._empty_since.pop(name, None)
+                return True
+        return False
 
     def _on_failure(self, name: str, why: str) -> None:
         """A member did not answer; one that cannot even start, Ray does not start again."""
@@ -378,7 +390,7 @@ class Pool:
         entry = self._table.entry(str(content["name"]))
         self._table.drain(entry.member.name)
         if content.get("force") is True:
-            self._forced.add(entry.member.name)
+            self._give_up(entry)
 
     def _down(self, content: Mapping[str, Any]) -> None:
         self._leave(self._table.entries(), force=content.get("force") is True)
@@ -401,7 +413,12 @@ class Pool:
         for each in leaving:
             self._table.drain(each.member.name)
             if force:
-                self._forced.add(each.member.name)
+                self._give_up(each)
+
+    def _give_up(self, entry: MemberEntry) -> None:
+        """A member ends with whatever clients have there."""
+        self._forced.add(entry.member.name)
+        self._may_lose.add(entry.member.name)
 
 
 def _by_use(entry: MemberEntry) -> tuple[bool, int]:

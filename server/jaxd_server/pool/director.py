@@ -57,6 +57,9 @@ _BYTES_S: Final = 50e6
 """News for all clients together; where they are more, they are told less often."""
 
 _MOST_PAUSE_S: Final = 2.0
+_MOST_ANSWERS: Final = 64
+"""Clients that follow know the last change or the one before it: few answers serve all of them."""
+
 _MOST_TICKETS: Final = 1 << 16
 _POLL_S: Final = 0.5
 _CONNECT_S: Final = 5.0
@@ -114,7 +117,7 @@ class Director:
             for one in listeners
         ]
         self._has_news = threading.Event()
-        self._answers: dict[tuple[int, str], str] = {}
+        self._answers: BoundedDict[tuple[int, str], str] = BoundedDict(_MOST_ANSWERS)
         self.told, self._told_bytes = 0, 0
         table.on_news = self._has_news.set
         threading.Thread(target=self._tell, name="jaxd-tell", daemon=True).start()
@@ -144,7 +147,7 @@ class Director:
             if self._closing.is_set():
                 return
             self._has_news.clear()
-            self._told_bytes, self._answers = 0, {}
+            self._told_bytes, self._answers = 0, BoundedDict(_MOST_ANSWERS)
             self.told = self.table.sequence
             with self._lock:
                 for connection in self._open:
@@ -340,6 +343,8 @@ class ViewConnection:
         return self._answers[verb](*args)
 
     def _ask(self, seq: int, known: int, source: str, wait_s: float) -> None:
+        if known < 0:
+            raise ProtocolError("the client asks for what came after a change that there is not.")
         if self._asked is not None:
             raise ProtocolError("the client asks for the view a second time before the answer.")
         wait_s = min(MOST_WAIT_S, wait_s) if wait_s > 0 else 0.0

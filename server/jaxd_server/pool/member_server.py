@@ -69,6 +69,7 @@ class ServerWatch:
     def __init__(self, control: str) -> None:
         self._control = control
         self._view: ServerView | None = None
+        self._last = ServerView()
         self._is_closed = False
         self._changed = threading.Condition()
         threading.Thread(target=self._run, name="jaxd-watch", daemon=True).start()
@@ -77,6 +78,11 @@ class ServerWatch:
     def view(self) -> ServerView | None:
         """The server as it was seen last; None while nothing answers."""
         return self._view
+
+    @property
+    def last_view(self) -> ServerView:
+        """As it was seen last, also while nothing answers: clients may have all of that still."""
+        return self._last
 
     def wait_for_load(self, known: int, most_s: float) -> None:
         """Returns when the load is other than one by enough, or after so long.
@@ -109,7 +115,9 @@ class ServerWatch:
                     said = json.loads(line)
                     before = self._view or ServerView()
                     fresh = ServerView() if "view" in said else before
-                    self._view = fresh.patched(said.get("view") or said.get("change") or {})
+                    self._last = self._view = fresh.patched(
+                        said.get("view") or said.get("change") or {}
+                    )
                     with self._changed:
                         self._changed.notify_all()
 
@@ -123,15 +131,26 @@ def load_of(view: ServerView | None) -> int:
     return waiting + (calls.running if calls else 0)
 
 
-def report_of(view: ServerView | None, **known: Any) -> MemberReport:
+def _use_of(view: ServerView) -> dict[str, Any]:
+    """What clients have and do on a server."""
+    return {
+        "load": load_of(view),
+        "values": sum(row.count for row in view.values.values()),
+        "value_bytes": sum(row.nbytes for row in view.values.values()),
+        "sessions": len(view.sessions),
+    }
+
+
+def report_of(view: ServerView | None, last: ServerView, **known: Any) -> MemberReport:
     """What a server reports, from what is seen of it.
 
     Args:
-        view: of its host; None: it does not answer yet.
+        view: of its host; None: it does not answer.
+        last: the last one that there was.
         known: the other fields of the report.
     """
     if view is None:
-        return MemberReport(**known)
+        return MemberReport(**known, **_use_of(last))
     states = {each.state: each.why for each in view.workers.values()}
     broken = states.get("broken", "")
     state = "ready" if _SERVES & states.keys() else "lost" if "broken" in states else "starting"
@@ -141,11 +160,8 @@ def report_of(view: ServerView | None, **known: Any) -> MemberReport:
         "state": state,
         "why": broken or ("the worker does not answer" if "stuck" in states else ""),
         "devices": len(view.devices) or known.get("devices", 0),
-        "load": load_of(view),
         "warm": tuple(warm),
-        "values": sum(row.count for row in view.values.values()),
-        "value_bytes": sum(row.nbytes for row in view.values.values()),
-        "sessions": len(view.sessions),
+        **_use_of(view),
     }
     return MemberReport(**{**known, **found})
 
@@ -190,7 +206,7 @@ class MemberServer:
             return MemberReport(state="lost", why=f"its server has ended: {self._last_words()}")
         listen = () if view is None else view.server.listen
         addresses = tuple(map(self._for_clients, filter(may_be_told, listen)))
-        return report_of(view, addresses=addresses, **known)
+        return report_of(view, self._watch.last_view, addresses=addresses, **known)
 
     def wait_for_load(self, known: int, most_s: float) -> None:
         """As of its `ServerWatch`."""
@@ -238,10 +254,17 @@ class MemberServer:
         peers = [] if _SEPARATE in settings.arguments else ["--peers", self._peers_file]
         return [*start, *addresses, *store, *peers, *settings.arguments]
 
-    def know(self, addresses: Mapping[str, Sequence[str]]) -> None:
-        """Has the server know the members of the pool, by name with their addresses."""
+    def know(self, addresses: Mapping[str, Sequence[str]]) -> bool:
+        """Has the server know the members of the pool, by name with their addresses.
+
+        Returns:
+            whether that could be written; if not, it goes on with those that it knows.
+        """
         text = Members(self._name, {k: tuple(v) for k, v in addresses.items()}).to_text()
-        write_file(self._peers_file, (text.encode(),))
+        with suppress(OSError):
+            write_file(self._peers_file, (text.encode(),))
+            return True
+        return False
 
     def _environment(self) -> dict[str, str]:
         settings = self._settings
@@ -340,6 +363,7 @@ class StaticServer:
         if view is None:
             raise ProtocolError("its host does not answer. Start the server, or look at its log.")
         return report_of(
+            view,
             view,
             instance=f"{view.server.pid}/{view.server.since}",
             machine=machine_id() or "",

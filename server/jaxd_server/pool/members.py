@@ -53,6 +53,7 @@ class MemberReport:
         value_bytes: bytes of these.
         sessions: clients that it has.
         knows: `peers_digest` of the members that it knows.
+        goes_on: whether it was told to stop and does not, as clients have arrays there.
     """
 
     instance: str = ""
@@ -69,6 +70,7 @@ class MemberReport:
     value_bytes: int = 0
     sessions: int = 0
     knows: str = ""
+    goes_on: bool = False
 
 
 Peers = Mapping[str, Sequence[str]]
@@ -89,7 +91,7 @@ class MemberEnd:
         seal: with the pool's key.
         report: what it says of itself.
         obey: does what is ordered.
-        know: told who is in the pool, where that has changed.
+        know: told who is in the pool, where that has changed; whether it is known from then on.
         wait: returns when the load is other than one by enough, or after some seconds.
     """
 
@@ -99,7 +101,7 @@ class MemberEnd:
         seal: Seal,
         report: Callable[[], MemberReport],
         obey: Callable[[Order], None],
-        know: Callable[[Peers], None] = lambda _: None,
+        know: Callable[[Peers], bool] = lambda _: True,
         wait: Callable[[int, float], object] = lambda load, most_s: None,
     ) -> None:
         self.instance = secrets.token_hex(8)
@@ -121,15 +123,18 @@ class MemberEnd:
                 earlier process.
         """
         asked = self._seal.open(f"to {self._name}", message)
+        goes_on = False
         if asked["order"] != "report":
             self._check_fresh(asked)
-            self._obey(asked["order"])
+            goes_on = asked.get("loses_values") is False and self._report().values > 0
+            if not goes_on:
+                self._obey(asked["order"])
         elif asked.get("peers") is not None and self._is_fresh(asked):
-            self._know(asked["peers"])
-            self._knows = peers_digest(asked["peers"])
+            is_known = self._know(asked["peers"])  # else it is told again
+            self._knows = peers_digest(asked["peers"]) if is_known else self._knows
         if asked["order"] == "report":
             self._wait(int(asked.get("load", -1)), min(_MOST_WAIT_S, asked.get("wait_s", 0.0)))
-        said = replace(self._report(), instance=self.instance, knows=self._knows)
+        said = replace(self._report(), instance=self.instance, knows=self._knows, goes_on=goes_on)
         return self._seal.seal(f"from {self._name} {asked['nonce']}", row_dict(said))
 
     def _check_fresh(self, asked: Mapping[str, Any]) -> None:
@@ -173,7 +178,8 @@ class DirectorEnd:
             instance: of the process that is to do it.
             peers: who is in the pool, where it is to know that.
             news: `load`, which is known, and `wait_s`, for how long the member may wait until its
-                own is other than that by enough.
+                own is other than that by enough; of a stop `loses_values`: with False, a member
+                on which clients have arrays goes on.
         """
         nonce = secrets.token_hex(16)
         # directors follow one another: the clock counts up for all of them

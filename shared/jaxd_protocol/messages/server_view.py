@@ -491,6 +491,7 @@ _Reader = Callable[[Any], Any]
 _OF_TYPES: Final[Mapping[str, _Reader]] = {
     "str": _text,
     "int": _int,
+    "bool": bool,
     "float": _float,
     "tuple[str, ...]": _each(_text),
     "tuple[int, ...]": _each(_int),

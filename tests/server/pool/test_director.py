@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,7 @@ from jaxd_protocol.network.certificates import client_context, fingerprint_of
 from jaxd_server.pool import director as director_module
 from tests.live_pool import LiveDirector, ViewClient
 from tests.live_server import TOKEN
+from tests.server.staging import until
 
 PIN = "ab" * 32
 M1 = PoolMember("m1", (f"tls://127.0.0.1:1#sha256={PIN}",), epoch=1, state="ready")
@@ -180,6 +182,21 @@ def test_wrong_arguments_are_refused(client: ViewClient) -> None:
     with pytest.raises(ProtocolError, match="arguments"):
         client.ask(POOL_VIEW, "1", "", 0.0)
     assert client.look(0.0).members
+
+
+def test_what_clients_claim_to_know_takes_no_memory(
+    director: LiveDirector, client: ViewClient
+) -> None:
+    """One answer is kept for all that know the same, and a client may name any change."""
+    source = client.ask(POOL_VIEW, 0, "", 0.0)["source"]
+    for epoch in range(2, 100):
+        director.table.show(replace(M2, epoch=epoch))
+    until(lambda: director.director.told > 90)
+    for known in range(90):
+        client.ask(POOL_VIEW, known, source, 0.0)
+    assert 0 < len(director.director._answers) <= 64
+    with pytest.raises(ProtocolError, match="change"):
+        client.ask(POOL_VIEW, -1, source, 0.0)
 
 
 def test_orders_are_taken_over_the_unix_socket_alone(runtime: Path) -> None:

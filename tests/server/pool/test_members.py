@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
+import socket
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jaxd_protocol.errors import AuthenticationFailed, ConfigurationError, ProtocolError
 from jaxd_protocol.messages.pool_view import LOAD_SETTLES_S, PoolView
+from jaxd_protocol.messages.server_view import ServerView, SessionRow, ValueRow
 from jaxd_protocol.network.tokens import Seal
+from jaxd_server.pool.member_server import MemberServer, ServerWatch, report_of
 from jaxd_server.pool.members import (
     SILENT_S,
     DirectorEnd,
@@ -18,6 +24,8 @@ from jaxd_server.pool.members import (
     MemberReport,
     MemberTable,
 )
+from jaxd_server.pool.settings import MemberSettings
+from tests.server.staging import until
 
 KEY = "a-key-of-a-pool-for-tests-only"
 READY = MemberReport("i1", "ready", addresses=("unix:///s",), machine="m", node="n", devices=1)
@@ -121,6 +129,46 @@ def test_an_order_is_obeyed_once() -> None:
     with pytest.raises(AuthenticationFailed, match="earlier process"):
         restarted.answer(message)
     assert (obeyed, also_obeyed) == (["stop"], [])
+
+
+def test_a_server_that_does_not_answer_may_have_all_that_it_had(runtime: Path) -> None:
+    """Its member is not ended as an empty one; before the first answer it has nothing."""
+    view = ServerView(values={"a": ValueRow(count=3, nbytes=40)}, sessions={"a": SessionRow()})
+    path = str(runtime / "control")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        watch = ServerWatch(path)
+        assert report_of(None, watch.last_view).values == 0
+        host, _ = listener.accept()
+        host.sendall(json.dumps({"view": view.to_dict()}).encode() + b"\n")
+        until(lambda: watch.view is not None)
+        os.unlink(path)
+        host.close()
+        until(lambda: watch.view is None)
+    watch.close()
+    report = report_of(watch.view, watch.last_view)
+    assert (report.state, report.values, report.value_bytes) == ("starting", 3, 40)
+    assert report.sessions == 1
+
+
+def test_a_folder_that_is_full_keeps_no_member_from_reporting(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The director would take it for lost; it is told again who is in the pool."""
+    monkeypatch.setattr(MemberServer, "_run", lambda _: None)
+    server = MemberServer("lab", "m1", MemberSettings(), "127.0.0.1", KEY)
+    os.rmdir(server.folder)
+    assert server.know({"m1": ("tls://h:1",)}) is False
+    member = MemberEnd("m1", Seal(KEY), lambda: READY, lambda _: None, server.know)
+    director = DirectorEnd(Seal(KEY))
+    for folder_is_there in (False, True):
+        if folder_is_there:
+            os.mkdir(server.folder)
+        message, nonce = director.ask("m1", "report", member.instance, {"m1": ("tls://h:1",)})
+        report = director.read("m1", nonce, member.answer(message))
+        assert bool(report.knows) is folder_is_there
+    server._watch.close()
 
 
 def test_an_order_to_one_member_is_none_to_another() -> None:

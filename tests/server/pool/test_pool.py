@@ -311,6 +311,28 @@ def test_a_drained_member_ends_once_it_is_empty(cluster: FakeCluster) -> None:
     assert "m1" not in cluster.members
 
 
+def test_a_member_that_gets_values_before_its_stop_goes_on(cluster: FakeCluster) -> None:
+    """A client had not heard yet that it is to be left; it ends when that has left, too."""
+    pool = pool_in(cluster)
+    send, member = cluster.send, cluster.members["m1"]
+
+    def send_late(name: str, message: bytes) -> Callable[[], bytes | str]:
+        if name in pool._stopping:
+            hold_values(cluster, name)
+        return send(name, message)
+
+    cluster.send = send_late  # type: ignore[method-assign]
+    pool.obey("drain", {"name": "m1"})
+    assert settle(pool)["m1"] == "draining"
+    assert member.orders == []
+    cluster.send = send  # type: ignore[method-assign]
+    with pytest.raises(ConfigurationError, match="--force"):
+        pool.obey("down", {})
+    hold_values(cluster, "m1", 0)
+    assert settle(pool) == {"m2": "ready", "m3": "ready"}
+    assert member.orders == ["stop"]
+
+
 def test_a_member_that_runs_calls_is_not_ended(cluster: FakeCluster) -> None:
     """Though it has no values."""
     pool = pool_in(cluster)
