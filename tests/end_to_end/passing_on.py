@@ -101,3 +101,21 @@ class TcpForwarder:
                     one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self._carry("up", near, far)
                 self._carry("down", far, near)
+
+
+class Stalling(TcpForwarder):
+    """Passes on the first 64 kB of what the server sends; connections stay open."""
+
+    def cut(self) -> None:
+        """Ends all connections; new ones can be made."""
+        self._end(self._open, reset=False)
+
+    def _carry(self, way: Way, source: socket.socket, sink: socket.socket) -> None:
+        most = 1 << (16 if way == "down" else 40)
+        threading.Thread(target=self._pass_on, args=(source, sink, most), daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, sink: socket.socket, most: int) -> None:
+        with suppress(OSError):  # it has ended
+            while most > 0 and (data := source.recv(min(most, 1 << 16))):
+                sink.sendall(data)
+                most -= len(data)

@@ -13,7 +13,10 @@ import numpy as np
 import pytest
 
 from jaxd import Client, connect
+from jaxd.errors import DeadlineExceeded
 from jaxd.pool.caller import PoolSession
+from jaxd_protocol.network.addresses import Address
+from tests.end_to_end.passing_on import Stalling
 from tests.end_to_end.pools import PoolOfServers, pool_of_servers, statistics
 
 pytestmark = [pytest.mark.slow, pytest.mark.own_server, pytest.mark.timeout(180)]
@@ -175,6 +178,26 @@ def test_values_travel_by_the_client_where_members_do_not_reach_each_other(
             with pool.client() as client:
                 dot = client.persistent_call(lambda a, b: (a[: b.size] * b).sum())
                 a, b = on(client, "m0", 1.0, 2 * MEGABYTE), on(client, "m1", 2.0, MEGABYTE)
+                assert float(dot(a, b)) == 2.0 * MEGABYTE / 4
+                assert b.is_here
+        finally:
+            pool.tell("m0")
+
+
+def test_a_member_that_stops_while_it_gives_an_array_holds_no_call_up(
+    pool: PoolOfServers,
+) -> None:
+    """A call ends at its `timeout_s`; one without has the client fetch what does not come."""
+    real = Address.parse(pool.members["m1"].tls)
+    with Stalling(real.port) as stalled:
+        pool.tell("m0", m1=str(real._replace(port=stalled.port)))
+        try:
+            with pool.client() as client:
+                dot = client.persistent_call(lambda a, b: (a[: b.size] * b).sum())
+                a, b = on(client, "m0", 1.0, 2 * MEGABYTE), on(client, "m1", 2.0, MEGABYTE)
+                with pytest.raises(DeadlineExceeded):
+                    client.persistent_call(lambda a, b: a[0] + b[0], timeout_s=0.5)(a, b)
+                assert not b.is_here
                 assert float(dot(a, b)) == 2.0 * MEGABYTE / 4
                 assert b.is_here
         finally:

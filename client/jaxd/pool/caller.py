@@ -18,7 +18,13 @@ from jaxd.remote_values.store import OpenSession, RemoteStore
 from jaxd.request.arguments import ArgumentEncoder
 from jaxd.request.call_request import CallRequest, result_policy_for
 from jaxd.results.reader import specs_in
-from jaxd_protocol.errors import ConfigurationError, ConnectionLost, JaxdError, ValuesDied
+from jaxd_protocol.errors import (
+    ConfigurationError,
+    ConnectionLost,
+    DeadlineExceeded,
+    JaxdError,
+    ValuesDied,
+)
 from jaxd_protocol.messages.data_locations import first_value_id, new_call_number, pack_ids
 from jaxd_protocol.messages.pool_view import PEERS_IN_WELCOME
 
@@ -155,13 +161,18 @@ class PoolCaller(Caller):
         """As of any caller: arrays that are with the member that has most of them do not move."""
         holders = self._pool.holders()
         if len(holders) > 1:
-            holders = self._holders_of(spec, args, kwargs)
+            until = None if timeout_s is None else time.monotonic() + timeout_s
+            holders = self._holders_of(spec, args, kwargs, until)
         if not holders:
             return super().encode(spec, args, kwargs, timeout_s, results, strict, fallback)
         return holders[0].encode(spec, args, kwargs, timeout_s, results, strict, fallback)
 
     def _holders_of(
-        self, spec: FunctionSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        spec: FunctionSpec,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        until: float | None,
     ) -> list[MemberCaller]:
         """The member that has most bytes of the arrays among arguments; empty: none has any.
 
@@ -178,7 +189,8 @@ class PoolCaller(Caller):
         for sink, _ in nbytes.most_common():
             holder = self._pool.holder_of(sink)
             if holder is not None:
-                _move([each for each in arrays if sink not in _stores_with(each)], sink)
+                lacking = [each for each in arrays if sink not in _stores_with(each)]
+                _move(lacking, sink, until)
                 return [holder]
         return []
 
@@ -238,7 +250,7 @@ def _stores_with(array: RemoteArray) -> list[RemoteStore]:
     return [first, *kept] if isinstance(first, RemoteStore) else kept
 
 
-def _move(arrays: Sequence[RemoteArray], sink: RemoteStore) -> None:
+def _move(arrays: Sequence[RemoteArray], sink: RemoteStore, until: float | None) -> None:
     """Has the member of a store take arrays from others; what it cannot take goes with the call.
 
     They stay where they are as well: as long as they are held here, either member can go.
@@ -248,14 +260,16 @@ def _move(arrays: Sequence[RemoteArray], sink: RemoteStore) -> None:
         if isinstance(source, RemoteStore):
             of_source = [each for each in different if each.fetcher is source]
             source.calls.check(of_source)
-            _move_from(source, of_source, sink)
+            _move_from(source, of_source, sink, until)
 
 
-def _move_from(source: RemoteStore, arrays: Sequence[RemoteArray], sink: RemoteStore) -> None:
+def _move_from(
+    source: RemoteStore, arrays: Sequence[RemoteArray], sink: RemoteStore, until: float | None
+) -> None:
     moved = [each for each in arrays if _may_be_narrowed(each) or not each.is_here]
     for array in moved:
         array.block_until_ready()
-    if moved and not _have_taken(moved, source, sink):
+    if moved and not _have_taken(moved, source, sink, until):
         source.fetch_all(moved)
         _put_exactly([each for each in moved if _may_be_narrowed(each)], sink)
 
@@ -276,8 +290,14 @@ def _put_exactly(arrays: Sequence[RemoteArray], sink: RemoteStore) -> None:
         array.replicas = (*array.replicas, copy)
 
 
-def _have_taken(arrays: Sequence[RemoteArray], source: RemoteStore, sink: RemoteStore) -> bool:
-    """Has the member of one store take arrays from that of another; False: it cannot."""
+def _have_taken(
+    arrays: Sequence[RemoteArray], source: RemoteStore, sink: RemoteStore, until: float | None
+) -> bool:
+    """Has the member of one store take arrays from that of another; False: it cannot.
+
+    Raises:
+        DeadlineExceeded: when the time of the call has passed.
+    """
     number = new_call_number()
     first = first_value_id(number)
     ids = range(first, first + len(arrays))
@@ -285,9 +305,12 @@ def _have_taken(arrays: Sequence[RemoteArray], source: RemoteStore, sink: Remote
         ends = source.connection(), sink.connection()
         if not all(each.welcome.get(PEERS_IN_WELCOME) for each in ends):
             return False
-        (_, ticket, member), _ = source.ask("offer", pack_ids(each.id for each in arrays))
+        offered = pack_ids(each.id for each in arrays)
+        (_, ticket, member), _ = source.ask("offer", offered, deadline=until)
         taken = member, ticket, number, current_config()
-        value, _ = sink.ask("take", *taken, over=ends[1], makes=number)
+        value, _ = sink.ask("take", *taken, over=ends[1], makes=number, deadline=until)
+    except DeadlineExceeded:
+        raise
     except ConnectionLost:  # it may have taken them all the same
         sink.drop(ids)
         return False

@@ -557,6 +557,7 @@ class RemoteStore:
         over: ClientConnection | None = None,
         holds: object = None,
         makes: int | None = None,
+        deadline: float | None = None,
     ) -> tuple[tuple[Any, ...], Frame]:
         """The server's reply to an idempotent request about values.
 
@@ -568,15 +569,17 @@ class RemoteStore:
             holds: kept alive until the reply has arrived, also when the caller gave up waiting.
             makes: the number under which the server makes the arrays of the reply; they are
                 released when the reply is late.
+            deadline: `time.monotonic()` after which nobody waits for it; None: there is none.
 
         Raises:
+            DeadlineExceeded: when that has passed.
             ValuesLost: when the session is gone.
             JaxdError: the failure that the server replied with.
         """
         late = partial(self._on_late_reply, holds, makes)
 
         def once() -> tuple[Any, Frame]:
-            return (over or self.connection()).request(verb, args, buffers, late=late)
+            return (over or self.connection()).request(verb, args, buffers, deadline, late=late)
 
         value, frame = once() if over else retry_once(once)
         if value[0] == FAILED:

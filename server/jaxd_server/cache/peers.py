@@ -54,7 +54,13 @@ PEER_VERB: Final = "peer"
 _CONNECT_S: Final = 1.0
 _ANSWER_S: Final = 3.0
 DATA_S: Final = 60.0
-"""For the rest of an answer that has begun to come."""
+"""For the rest of an answer that goes on coming."""
+
+STALLED_S: Final = 5.0
+"""Where nothing of some arrays has come for so long, they are fetched by the client instead."""
+
+NOT_YET: Final = b""
+"""The answer of a member that was not told its own name yet: it cannot read what it is asked."""
 
 _AWAY_S: Final = 10.0
 """A member that did not answer is not asked again for so long."""
@@ -170,15 +176,21 @@ class Answer(NamedTuple):
     buffers: Sequence[memoryview] = ()
 
 
+class _NotYet(OSError):
+    """A member answers, and cannot say anything yet."""
+
+
 class _Link(BulkConnection):
     """A connection to a member, for one question at a time."""
 
     def ask(self, message: bytes, timeout_s: float) -> Any:
         """The value and the buffers of the reply; raises OSError, EOFError or JaxdError.
 
-        TimeoutError when nothing of it has come for so long; all of it may take longer.
+        TimeoutError when nothing of it has come for so long, also in its middle; all of it may
+        take longer.
         """
         stream = self._channel.stream
+        stream.report_silence(timeout_s)
         bound = threading.Timer(timeout_s + DATA_S, stream.shutdown)
         bound.daemon = True
         bound.start()
@@ -233,13 +245,18 @@ class PeerLinks:
             question: see `rpc.services.peers`.
 
         Raises:
-            OSError: when there is none; the member is then left alone for a while.
+            OSError: when there is none; the member is then left alone for a while, unless it does
+                not know its own name yet.
         """
+        if name not in self.members().addresses:
+            raise OSError(errno.EHOSTUNREACH, "no member of that name is known here")
         if self.is_away(name):
             raise OSError(errno.EHOSTUNREACH, f"{name} did not answer a moment ago")
         self.asked += 1
         try:
             return self._asked(name, question, timeout_s)
+        except _NotYet:
+            raise
         except (EOFError, OSError, JaxdError) as error:
             place = self.members().addresses.get(name)
             self._away[name] = place, time.monotonic() + _AWAY_S
@@ -267,18 +284,24 @@ class PeerLinks:
 
     def _opened(self, address: Address, nonce: str, link: _Link, reply: Any) -> Answer:
         sealed, buffers = reply
+        if sealed == NOT_YET:
+            link.shut()
+            raise _NotYet(errno.EAGAIN, "it does not know its own name yet")
         try:
             content = self._seal.open(f"peer answer {nonce}", bytes(sealed))
         except (AuthenticationFailed, ProtocolError, TypeError, ValueError):
             link.shut()
             raise
+        known = {place for each in self.members().addresses.values() for place in each}
         with self._lock:
+            left = [each for each in self._idle if str(each) not in known]
+            ended = [link for each in left for link in self._idle.pop(each)]
             idle = self._idle.setdefault(address, [])
-            is_kept = len(idle) < _MOST_IDLE
-            if is_kept:
-                idle.append(link)
-        if not is_kept:
-            link.shut()
+            idle.append(link)
+            ended += idle[_MOST_IDLE:]
+            del idle[_MOST_IDLE:]
+        for each in ended:  # of members that have left the pool, and too many
+            each.shut()
         return Answer(content, buffers)
 
     def _kept(self, address: Address) -> _Link | None:

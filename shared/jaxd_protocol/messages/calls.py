@@ -19,6 +19,9 @@ Each line is an rpyc request to the peer's root; `[…]` is sent as buffers besi
       fetch(ids, places) → (OK,) [arrays]     or into the client's blocks at `places`
       part(id, index, above, number) → (OK, skeleton) [array]
               `[array]` unless it has more bytes than `above`: then it becomes a value
+      offer(ids) → (OK, ticket, member)       values that another member of the pool may take, once
+      take(member, ticket, number, config) → (OK, skeleton)
+              has the server take what that member has offered; it becomes values
       drop(ids)                               releases values; no reply
       adopt(contents, ids) → (OK, a byte for each)      1: cached content is a value now
       share(number, nbytes) <descriptor> → (OK, its first bytes)      shared memory, as a block

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from jaxd_protocol.errors import NoServer, ProtocolError, ValueDeleted
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.handshake import finish_handshake
 from jaxd_protocol.network.pool_routing import ranked
@@ -29,7 +30,9 @@ from jaxd_server.cache.record_file import Record
 from jaxd_server.cache.store import Store
 from jaxd_server.cache.writer import Troubles
 from jaxd_server.config.options import ServerOptions
+from jaxd_server.rpc.services import peers as peer_service
 from jaxd_server.rpc.services.peers import PeerService
+from tests.end_to_end.passing_on import Stalling
 from tests.live_server import TOKEN
 
 KEY = "a-key-of-a-pool-for-tests-only"
@@ -219,6 +222,86 @@ def test_members_that_do_not_answer_are_asked_once(
     assert second.store.read_other("programs", NAME) == RECORD
     assert second.peers.links.asked - before == 1
     answered.set()
+
+
+def test_a_member_that_stops_in_the_middle_costs_its_bound(
+    pool: Callable[..., list[Member]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connection lives on, and nothing more comes; the rest of an answer may take longer."""
+    monkeypatch.setattr(peers_module, "_ANSWER_S", 0.3)
+    monkeypatch.setattr(peers_module, "DATA_S", 1000.0)  # the test ends before
+    first, second, third = keepers_first(pool(3))
+    large = Record(("content",), os.urandom(4 << 20))
+    first.keep(large)
+    third.keep(large)
+    real = Address.parse(first.address)
+    with Stalling(real.port) as stalled:
+        address = str(real._replace(port=stalled.port))
+        known = {**second.members.addresses, first.members.own: (address,)}
+        second.members = Members(second.members.own, known)
+        assert second.store.read("programs", NAME) in (None, large)
+        assert second.peers.links.is_away(first.members.own)
+
+
+def test_a_member_that_does_not_know_its_name_yet_is_asked_again(
+    pool: Callable[..., list[Member]],
+) -> None:
+    """It has just started: it is not left alone for that, and says no more than so."""
+    first, second = keepers_first(pool(2))
+    members, first.members = first.members, Members()
+    with pytest.raises(OSError, match="not know its own name yet"):
+        second.peers.links.ask(members.own, ask="note", label="x", member="m9")
+    first.members = members
+    second.peers.links.ask(members.own, ask="note", label="x", member="m9")
+    assert first.peers.register.place("x") == "m9"
+
+
+def test_what_a_client_names_calls_no_member_away(pool: Callable[..., list[Member]]) -> None:
+    """Neither a name nor a ticket that it has made up."""
+    first, second = pool(2)
+    for ticket in ("", "0" * 31, "0" * 33, "\ud800" * 32, "0" * (1 << 21)):
+        with pytest.raises(ProtocolError, match="ticket"):
+            first.service.look("m1", ticket)
+    with pytest.raises(ValueDeleted, match="nothing is offered"):
+        first.service.take("m1", "0" * 32)
+    for number in range(3):
+        with pytest.raises(NoServer, match="no member of that name"):
+            first.service.take(f"x{number}", "0" * 32)
+    assert not first.peers.links._away
+    ticket = second.service.offer(b"looks", lambda: (b"looks", ()))
+    assert first.service.look("m1", ticket) == b"looks"
+    assert first.service.take("m1", ticket) == (b"looks", ())
+
+
+def test_an_offer_is_good_once_and_for_a_while(
+    pool: Callable[..., list[Member]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What nobody has taken is forgotten with the next one."""
+    first, second = pool(2)
+    ticket = second.service.offer(b"looks", lambda: (b"looks", ()))
+    first.service.take("m1", ticket)
+    with pytest.raises(ValueDeleted):
+        first.service.take("m1", ticket)
+    monkeypatch.setattr(peer_service, "_OFFERED_S", -1.0)
+    ticket = second.service.offer(b"looks", lambda: (b"looks", ()))
+    with pytest.raises(ValueDeleted):
+        first.service.look("m1", ticket)
+    second.service.offer(b"looks", lambda: (b"looks", ()))
+    assert len(second.service._offers) == 1
+
+
+def test_connections_to_members_that_have_left_are_closed(
+    pool: Callable[..., list[Member]],
+) -> None:
+    """With the next answer."""
+    first, *others = pool(3)
+    links = first.peers.links
+    for each in others:
+        links.ask(each.members.own, ask="note", label="x", member="m0")
+    assert {str(each) for each in links._idle} == {each.address for each in others}
+    del first.members.addresses["m1"]  # type: ignore[attr-defined]
+    links.ask("m2", ask="note", label="x", member="m0")
+    assert [str(each) for each in links._idle] == [others[1].address]
 
 
 def test_a_lease_is_one_members_until_it_is_released(pool: Callable[..., list[Member]]) -> None:

@@ -5,15 +5,24 @@ Each question is sealed with the key of the pool, which no client has, and each 
 
 from __future__ import annotations
 
+import re
 import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import JaxdError, NoServer, ProtocolError, ValueDeleted
 from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream
-from jaxd_server.cache.peers import DATA_S, MOST_FRAME_BYTES, PEER_VERB, Peers
+from jaxd_server.cache.peers import (
+    MOST_FRAME_BYTES,
+    NOT_YET,
+    PEER_VERB,
+    STALLED_S,
+    Answer,
+    Peers,
+)
 from jaxd_server.cache.record_file import encode
 from jaxd_server.cache.shared_store import SHARED_KINDS, signing
 from jaxd_server.compilation.disk_cache.programs import ProgramCache
@@ -23,7 +32,12 @@ _SILENCE_S: Final = 30.0
 
 _MOST_QUESTION: Final = 1 << 20
 
+_MOST_LETTERS: Final = 100
 _MOST_OFFERS: Final = 1024
+_OFFERED_S: Final = 60.0
+"""What is offered is taken at once, or never."""
+
+_is_ticket: Final = re.compile("[0-9a-f]{32}").fullmatch
 
 Give = Callable[[], tuple[bytes, Sequence[memoryview]]]
 """Gives arrays: what they look like, and their bytes; raises `ValueDeleted` when they are gone."""
@@ -38,6 +52,14 @@ def _check_size(nbytes: int) -> None:
     """Returns when a message may be a question: who sends it may still be a client."""
     if nbytes > _MOST_QUESTION:
         raise ProtocolError(f"a question of a member of the pool has {nbytes:,} bytes.")
+
+
+class _Offer(NamedTuple):
+    """What a member may take: what it looks like, its bytes, and until when."""
+
+    skeleton: bytes
+    give: Give
+    until: float
 
 
 class PeerService:
@@ -56,9 +78,10 @@ class PeerService:
             "read": self._read,
             "note": self._note,
             "lease": self._lease,
+            "look": self._look,
             "take": self._give,
         }
-        self._offers: BoundedDict[str, Give] = BoundedDict(_MOST_OFFERS)
+        self._offers: BoundedDict[str, _Offer] = BoundedDict(_MOST_OFFERS)
 
     def serve(self, stream: BulkStream) -> None:
         """Answers one member until it leaves.
@@ -80,6 +103,9 @@ class PeerService:
         verb, seq, args = connection.read_message(channel.recv()) or _NO_MESSAGE
         if verb != PEER_VERB or not (isinstance(args, tuple) and list(map(type, args)) == [bytes]):
             raise ProtocolError("a member of the pool sends something else than a question.")
+        if not self.peers.own:
+            connection.send_reply(seq, NOT_YET)
+            return
         asked = self.peers.seal.open(f"peer {self.peers.own}", args[0])
         content, buffers = self._answered(asked)
         sealed = self.peers.seal.seal(f"peer answer {asked['nonce']}", content)
@@ -122,37 +148,67 @@ class PeerService:
 
     # arrays --------------------------------------------------------------------------------------
 
-    def offer(self, give: Give) -> str:
-        """A ticket for another member, good once.
+    def offer(self, skeleton: bytes, give: Give) -> str:
+        """A ticket for another member, good once and for a minute.
 
         Args:
-            give: what the arrays look like, as a flat tuple, and their bytes.
+            skeleton: what the arrays look like, as a flat tuple.
+            give: the same, and their bytes.
         """
+        now = time.monotonic()
+        for old, each in list(self._offers.items()):
+            if each.until < now:
+                self._offers.pop(old, None)
         ticket = secrets.token_hex(16)
-        self._offers[ticket] = give
+        self._offers[ticket] = _Offer(skeleton, give, now + _OFFERED_S)
         return ticket
 
-    def _give(self, asked: _Content) -> _Found:
-        give = self._offers.pop(str(asked["ticket"]), None)
-        if give is None:
+    def _offered(self, found: _Offer | None) -> _Offer:
+        if found is None or found.until < time.monotonic():
             raise ValueDeleted("nothing is offered under that ticket. Offer the arrays once more.")
-        skeleton, buffers = give()
+        return found
+
+    def _look(self, asked: _Content) -> _Found:
+        found = self._offered(self._offers.get(str(asked["ticket"])))
+        return {"skeleton": found.skeleton.hex()}, ()
+
+    def _give(self, asked: _Content) -> _Found:
+        found = self._offered(self._offers.pop(str(asked["ticket"]), None))
+        skeleton, buffers = found.give()
         return {"skeleton": skeleton.hex()}, buffers
 
-    def take(self, member: str, ticket: str) -> tuple[bytes, Sequence[memoryview]]:
-        """What a member has offered: what the arrays look like, and their bytes.
+    def look(self, member: str, ticket: str) -> bytes:
+        """What arrays look like that a member has offered, as a flat tuple.
+
+        Args:
+            member: its name.
+            ticket: under which it has offered them.
 
         Raises:
-            NoServer: when that member cannot be reached from this one.
+            NoServer: when that member is not known, or cannot be reached from this one.
+            ProtocolError: when that is no ticket.
             ValueDeleted: when it has them no more.
         """
+        return self._skeleton(self._asked("look", member, ticket))
+
+    def take(self, member: str, ticket: str) -> tuple[bytes, Sequence[memoryview]]:
+        """What a member has offered: what it looks like, and its bytes. Raises as `look`."""
+        answer = self._asked("take", member, ticket)
+        return self._skeleton(answer), answer.buffers
+
+    def _asked(self, ask: str, member: str, ticket: str) -> Answer:
+        """The answer of a member that a client has named, with a ticket; it may make both up."""
+        if not _is_ticket(ticket):
+            raise ProtocolError("what is to be taken has no ticket of a member of the pool.")
         try:
-            answer = self.peers.links.ask(member, DATA_S, ask="take", ticket=ticket)
+            return self.peers.links.ask(member, STALLED_S, ask=ask, ticket=ticket)
         except OSError as error:
             raise NoServer(
-                f"{member} cannot be reached from {self.peers.own}, another member of the pool "
-                f"({error}). Fetch the arrays and put them here."
+                f"{member[:_MOST_LETTERS]} cannot be reached from {self.peers.own}, another member "
+                f"of the pool ({error}). Fetch the arrays and put them here."
             ) from error
+
+    def _skeleton(self, answer: Answer) -> bytes:
         if "skeleton" not in answer.content:
             raise ValueDeleted(str(answer.content.get("refused", "it has them no more.")))
-        return bytes.fromhex(answer.content["skeleton"]), answer.buffers
+        return bytes.fromhex(answer.content["skeleton"])

@@ -132,40 +132,51 @@ class ValueService:
         ids: Sequence[int] = (),
     ) -> Reply:
         """Makes values of what was received, and says what they look like."""
-        size = sum(leaf.nbytes for leaf in layout.leaves if leaf.tag in "AK")
-        with self._values.room(self._own, size):
-            with configured(when_run(config)), placed(self._device):
-                # Each has memory of its own: what was received may be shared with the client.
-                arrays = self._oom_handler.retried_on_oom(
-                    lambda: jax.block_until_ready(list(map(copy_of, leaves)))
-                )
-            made = [_value(array, "put") for array in arrays]
-            self._add(number, made, ids)
+        with self._values.room(self._own, _size_of(layout)):
+            return self._made(number, leaves, config, ids)
+
+    def _made(
+        self, number: int, leaves: Sequence[Any], config: tuple[Any, ...], ids: Sequence[int] = ()
+    ) -> Reply:
+        """The same, within the room that they take."""
+        with configured(when_run(config)), placed(self._device):
+            # Each has memory of its own: what was received may be shared with the client.
+            arrays = self._oom_handler.retried_on_oom(
+                lambda: jax.block_until_ready(list(map(copy_of, leaves)))
+            )
+        made = [_value(array, "put") for array in arrays]
+        self._add(number, made, ids)
         return (OK, skeleton_of(made)), ()
 
     def _offer(self, ids: bytes) -> Reply:
         """A ticket with which another member can take some values, once."""
-        numbers = unpack_ids(ids)
+        numbers, peers = unpack_ids(ids), self._required_peers()
+        offered = [self._own.get(id_) for id_ in numbers]
+        self._check_size(sum(value.nbytes for value in offered))
 
         def give() -> tuple[bytes, Sequence[memoryview]]:
             found = [self._own.get(id_) for id_ in numbers]  # unless they were dropped meanwhile
             return skeleton_of(found), [_data_of(value) for value in found]
 
-        peers = self._required_peers()
-        return (OK, peers.offer(give), peers.peers.own), ()
+        return (OK, peers.offer(skeleton_of(offered), give), peers.peers.own), ()
 
     def _take(self, member: str, ticket: str, number: int, config: tuple[Any, ...]) -> Reply:
-        """Makes values of those that another member has offered."""
-        skeleton, buffers = self._required_peers().take(member, ticket)
-        layout = ResultLayout.of(skeleton, ()).layout
-        if not _is_flat(layout) or len(buffers) != len(layout.leaves):
-            raise ProtocolError("what a member gives is no flat tuple of arrays.")
-        with placed(self._device):
-            leaves = [  # with their dtypes: the caller's settings are not those that made them
-                exact_array(read_leaf(leaf, LeafOffset(buffer=place), b"", buffers))
-                for place, leaf in enumerate(layout.leaves)
-            ]
-        return self._kept(number, layout, leaves, config)
+        """Makes values of those that another member has offered, once there is room for them."""
+        peers = self._required_peers()
+        looks = peers.look(member, ticket)
+        layout = ResultLayout.of(looks, ()).layout
+        if not _is_flat(layout):
+            raise _no_arrays()
+        with self._values.room(self._own, _size_of(layout)):
+            skeleton, buffers = peers.take(member, ticket)
+            if skeleton != looks or len(buffers) != len(layout.leaves):
+                raise _no_arrays()
+            with placed(self._device):
+                leaves = [  # with their dtypes: the caller's settings are not those that made them
+                    exact_array(read_leaf(leaf, LeafOffset(buffer=place), b"", buffers))
+                    for place, leaf in enumerate(layout.leaves)
+                ]
+            return self._made(number, leaves, config)
 
     def _required_peers(self) -> PeerService:
         if self._peers is None:
@@ -181,17 +192,20 @@ class ValueService:
 
     def _fetch(self, ids: bytes, places: bytes) -> Reply:
         found = [self._own.get(id_) for id_ in unpack_ids(ids)]
-        total = sum(value.nbytes for value in found)
-        if total > self._most:
-            raise LimitExceeded(
-                f"{total:,} bytes are over the limit of {self._most:,} that this server sends at "
-                "once. Fetch a part, as in h[:1000], or start it with a larger --max-result-bytes."
-            )
+        self._check_size(sum(value.nbytes for value in found))
         data = [_data_of(value) for value in found]
         if not places:
             return (OK,), data
         self._referenced_data.write(unpack_ids(places), data)
         return (OK,), ()
+
+    def _check_size(self, total: int) -> None:
+        """Returns when so many bytes may be sent at once."""
+        if total > self._most:
+            raise LimitExceeded(
+                f"{total:,} bytes are over the limit of {self._most:,} that this server sends at "
+                "once. Fetch a part, as in h[:1000], or start it with a larger --max-result-bytes."
+            )
 
     def _part(self, id: int, index: tuple[Any, ...], above: int, number: int) -> Reply:  # noqa: A002
         whole = self._own.get(id)
@@ -232,6 +246,15 @@ class ValueService:
         }
         kept = self._values.kept(self._own.principal)
         return json.dumps({"holders": rows, "totals": totals, "kept": kept}), ()
+
+
+def _size_of(layout: Layout) -> int:
+    """Bytes of the arrays."""
+    return sum(leaf.nbytes for leaf in layout.leaves if leaf.tag in "AK")
+
+
+def _no_arrays() -> ProtocolError:
+    return ProtocolError("what a member gives is no flat tuple of the arrays that it has offered.")
 
 
 def _is_flat(layout: Layout) -> bool:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -239,8 +240,15 @@ class Offered:
         self.skeleton = skeleton_of(*map(spec_of, map(exact_array, arrays)))
         self.buffers = [memoryview(array.reshape(-1).view("u1")) for array in arrays]
 
+        self.has_given = False
+
+    def look(self, *_: object) -> bytes:
+        """What it offers."""
+        return self.skeleton
+
     def take(self, *_: object) -> tuple[bytes, Sequence[memoryview]]:
         """What it gives."""
+        self.has_given = True
         return self.skeleton, self.buffers
 
 
@@ -251,6 +259,31 @@ def test_what_another_member_gives_keeps_its_64_bits() -> None:
     value, _ = rig.ask("take", "m1", "0" * 32, 7, ())
     assert specs(value[1])[0].dtype == "int64"
     assert rig.fetch(first_value_id(7))[0].tolist() == wide.tolist()
+
+
+def test_what_has_no_room_is_not_taken() -> None:
+    """No byte of it comes."""
+    offered = Offered(np.zeros(1000, np.float32))
+    rig = ValueServiceRig(ValueStore(limit=3999), peers=offered)
+    with pytest.raises(ValuesFull):
+        rig.ask("take", "m1", "0" * 32, 7, ())
+    assert not offered.has_given
+
+
+def test_what_is_too_much_at_once_or_not_there_is_not_offered() -> None:
+    """As of a fetch."""
+    offers: list[Any] = []
+    known = SimpleNamespace(own="m0")
+    peers = SimpleNamespace(offer=lambda *offer: offers.extend(offer), peers=known)
+    rig = ValueServiceRig(most=1000, peers=peers)
+    small, large = rig.put(np.zeros(10, np.float32), np.zeros(251, np.float32))
+    with pytest.raises(LimitExceeded):
+        rig.ask("offer", pack_ids([small, large]))
+    with pytest.raises(ValueDeleted):
+        rig.ask("offer", pack_ids([large + 1]))
+    assert not offers
+    rig.ask("offer", pack_ids([small]))
+    assert offers
 
 
 @pytest.mark.parametrize("index", [("a",), (1.5,), (True,), ((0, 1),), (b"x",)])
