@@ -16,6 +16,8 @@ from jaxd_protocol.errors import CallbackError
 _MAX_OUTPUTS: Final = 100_000
 _MAX_ANSWER_BYTES: Final = 1 << 20
 _MAX_ASKED: Final = 4096
+_MOST_AHEAD: Final = 256
+"""So many questions may come before one that was asked before them, by another thread."""
 _HASH_BYTES: Final = 16
 
 Answer = tuple[Any, Sequence[memoryview]]
@@ -282,7 +284,15 @@ class _Asked:
         return self._calls.get(place)
 
     def add(self, place: int, one: _Call) -> None:
-        """A function is called for the question of that place, or was in an earlier run."""
+        """A function is called for the question of that place, or was in an earlier run.
+
+        Raises:
+            CallbackError: when a question before it has not come for too many others.
+        """
+        is_ahead = self._first < place and self._first not in self._calls
+        is_full = len(self._calls) >= _MOST_AHEAD or place - self._first > _MAX_ASKED
+        if is_ahead and is_full:
+            raise _skips()
         self._calls[place] = one
         self._nbytes += one.nbytes
 
@@ -297,6 +307,13 @@ class _Asked:
             self._nbytes -= first.nbytes
             del self._calls[self._first]
             self._first += 1
+
+
+def _skips() -> CallbackError:
+    return CallbackError(
+        "the server leaves out questions of a program, so their answers could not be told apart. "
+        "The function is not called; install the same jaxd on both sides."
+    )
 
 
 def _too_large() -> CallbackError:

@@ -128,3 +128,18 @@ def test_of_a_program_that_goes_on_the_last_answers_are_kept() -> None:
     for place in (0, 4):
         with pytest.raises(CallbackError, match="not called twice"):
             effects.answer_once(lambda: pytest.fail("called"), place)
+
+
+@pytest.mark.parametrize("step", [1, 5000])
+def test_a_server_that_leaves_questions_out_fills_no_memory(step: int) -> None:
+    """Threads of a program may ask out of order, but not for ever before the first has come."""
+    effects, most = CallEffects(), 256 if step == 1 else 0
+
+    def ask(place: int) -> Any:
+        return effects.answer_once(lambda: ((), [memoryview(bytes(1 << 16))]), place)
+
+    for number in range(most):
+        ask((number + 1) * step)
+    with pytest.raises(CallbackError, match="leaves out questions"):
+        ask((most + 1) * step)
+    assert ask(0)[0] == ()
