@@ -111,8 +111,18 @@ def encode(
     """
     stored, packing = _packed(payload)
     header = Header(kind, name, target, content, packing, len(payload), len(stored), _hash(stored))
-    if sign is not None:
-        header = header._replace(signature=_signature(header, sign))
+    return encode_stored(header, stored, sign)
+
+
+def encode_stored(header: Header, stored: bytes, sign: Sign | None) -> tuple[bytes, ...]:
+    """As `encode`, of a record whose payload is packed already.
+
+    Args:
+        header: of the record; its signature does not count.
+        stored: its payload as it is kept; empty where only the other pieces are wanted.
+        sign: as of `encode`.
+    """
+    header = header._replace(signature=b"" if sign is None else _signature(header, sign))
     data = dump_literal(tuple(header))
     prefix = _PREFIX.pack(_MAGIC, FORMAT, len(data))
     return prefix, _hash(prefix, data), data, stored
@@ -193,6 +203,18 @@ def read_record(
     if (header.kind, header.name, header.target) != (kind, name, target):
         raise InvalidRecord("it is the file of another record")
     return Record(header.content, _unpacked(header, stored) if payload else b"")
+
+
+def read_stored(
+    path: str, kind: str, name: bytes, target: str, *, payload: bool
+) -> tuple[Header, bytes]:
+    """As `read_file`, with the payload as it is kept; its digest is for who unpacks it to check."""
+    with _opened(path) as file:
+        size = _size(os.fstat(file.fileno()), is_ours=True)
+        header, stored = _read(file, size, payload=payload)
+    if (header.kind, header.name, header.target) != (kind, name, target):
+        raise InvalidRecord("it is the file of another record")
+    return header, stored
 
 
 def read_header(path: str, *, check: bool = False) -> Header:

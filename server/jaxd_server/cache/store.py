@@ -18,8 +18,11 @@ from jaxd_server.cache.disk_usage import room
 from jaxd_server.cache.record_file import (
     InvalidRecord,
     Record,
+    Sign,
     encode,
+    encode_stored,
     read_file,
+    read_stored,
     write_file,
 )
 from jaxd_server.cache.shared_store import SharedStore
@@ -162,6 +165,31 @@ class Store:
         if waiting is not None:
             return waiting if payload else Record(waiting.content, b"")
         return None if self._writer.hides(kind, name) else self._read_file(kind, name, payload)
+
+    def pieces_here(
+        self, kind: Kind, name: bytes, sign: Sign, *, payload: bool
+    ) -> tuple[bytes, int] | None:
+        """A record that is here for another store: the bytes of its file, signed, and their size.
+
+        Args:
+            kind: of the record.
+            name: of it.
+            sign: signs it.
+            payload: whether its payload is wanted, which is not packed for that.
+        """
+        target = self._directory.target
+        waiting = self._writer.find(kind, name)
+        if waiting is not None:
+            pieces = encode(kind, name, target, *waiting, sign)  # the last is the payload
+            return b"".join(pieces if payload else pieces[:-1]), sum(map(len, pieces))
+        if self._writer.hides(kind, name):
+            return None
+        path = self._directory.file(kind, name)
+        with contextlib.suppress(InvalidRecord, OSError):  # it is not here, or read by its owner
+            header, stored = read_stored(path, kind, name, target, payload=payload)
+            head = encode_stored(header, b"", sign)
+            return b"".join((*head, stored)), sum(map(len, head)) + header.stored
+        return None
 
     def read_other(self, kind: Kind, name: bytes, payload: bool = True) -> Record | None:
         """The record of the shared store, which may be another one than is here."""

@@ -24,6 +24,7 @@ from jaxd_server.auth.authenticator import AuthenticatedPeer, authenticator_fact
 from jaxd_server.auth.listeners import open_listeners
 from jaxd_server.auth.tls_setup import connection_hints, prepare_own_certificate
 from jaxd_server.cache import peers as peers_module
+from jaxd_server.cache import record_file
 from jaxd_server.cache.directory import Directory, make_trusted
 from jaxd_server.cache.peers import BuildRegister, Members, PeerLinks, Peers, peer_store
 from jaxd_server.cache.record_file import Record
@@ -140,6 +141,24 @@ def test_only_the_header_travels_where_no_more_is_asked_for(
     found = shared._files._asked_for(first.members.own, "programs", NAME, payload=False)
     assert found.content["size"] > len(large.payload) > 100 * len(found.buffers[0])
     assert third.store.has("programs", NAME)
+    assert third.store.read("programs", NAME) == large
+
+
+def test_a_program_is_not_packed_again_for_others(
+    pool: Callable[..., list[Member]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither for its header alone: a large one would take longer than others wait."""
+    first, _, third = keepers_first(pool(3))
+    large = Record(("content",), bytes(range(256)) * 4096)
+    first.keep(large)
+    shared: Any = third.store.shared
+    with monkeypatch.context() as patch:
+        patch.setattr(record_file, "_packed", lambda _: pytest.fail("packed"))
+        head = shared._files._asked_for(first.members.own, "programs", NAME, payload=False)
+        whole = shared._files._asked_for(first.members.own, "programs", NAME, payload=True)
+    assert head.content == whole.content
+    assert bytes(whole.buffers[0]).startswith(bytes(head.buffers[0]))
+    assert whole.content["size"] == len(whole.buffers[0]) < len(large.payload)
     assert third.store.read("programs", NAME) == large
 
 

@@ -23,7 +23,6 @@ from jaxd_server.cache.peers import (
     Answer,
     Peers,
 )
-from jaxd_server.cache.record_file import encode
 from jaxd_server.cache.shared_store import SHARED_KINDS, signing
 from jaxd_server.compilation.disk_cache.programs import ProgramCache
 
@@ -129,12 +128,10 @@ class PeerService:
         store, register = self._store, self.peers.register
         if kind not in SHARED_KINDS or store is None or store.target != asked["target"]:
             return _NOTHING
-        record = store.read_here(kind, name)
-        if record is None:
+        found = store.pieces_here(kind, name, self._sign, payload=bool(asked["payload"]))
+        if found is None:
             return {"at": register.place(store.label(kind, name))}, ()
-        pieces = encode(kind, name, store.target, *record, self._sign)
-        size = sum(map(len, pieces))
-        sent = b"".join(pieces if asked["payload"] else pieces[:-1])  # the last is the payload
+        sent, size = found
         return {"size": size}, (memoryview(sent),)
 
     def _note(self, asked: _Content) -> _Found:
