@@ -220,6 +220,8 @@ def test_64_bits_stay_64_bits_where_an_array_moves_by_the_client(pool: PoolHere)
         assert c.fetch().tolist() == wide.tolist()
     a = on(pool, "m0")
     last = pool.client.persistent_call(lambda a, b: (a[0], b))
+    named = pool.client.persistent_call(lambda b: b).on(member="m2")
+    assert named(b).tolist() == wide.tolist()
     for array in (b, c):
         found = last(a, array)[1]
         assert (found.dtype, found.tolist()) == (np.int64, wide.tolist())

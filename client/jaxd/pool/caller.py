@@ -11,11 +11,10 @@ from jaxd.dispatch.caller import Caller, CallerLookup
 from jaxd.dispatch.session import Session
 from jaxd.interop.handle_ranges import HandleRange, HandleRanges
 from jaxd.interop.jax_runtime import current_config, leaves_of
-from jaxd.interop.remote_array import RemoteArray
+from jaxd.interop.remote_array import WIDE_DTYPES, RemoteArray
 from jaxd.pool.members import MemberCaller
 from jaxd.pool.routes import Pool
 from jaxd.remote_values.store import OpenSession, RemoteStore
-from jaxd.request.arguments import ArgumentEncoder
 from jaxd.request.call_request import CallRequest, result_policy_for
 from jaxd.results.reader import specs_in
 from jaxd_protocol.errors import (
@@ -33,9 +32,6 @@ if TYPE_CHECKING:
     from jaxd.connection.settings import Settings
     from jaxd.request.function_snapshot import FunctionSpec
     from jaxd.results.reader import ResultsAs
-
-_WIDE: Final = frozenset({"float64", "int64", "uint64", "complex128"})
-_WITH_64_BITS: Final = (("jax_enable_x64", True),)
 
 _LARGEST_COUNTS: Final = ("epoch", "uptime_s")
 """The figures of a server that are not added up over members."""
@@ -266,28 +262,11 @@ def _move(arrays: Sequence[RemoteArray], sink: RemoteStore, until: float | None)
 def _move_from(
     source: RemoteStore, arrays: Sequence[RemoteArray], sink: RemoteStore, until: float | None
 ) -> None:
-    moved = [each for each in arrays if _may_be_narrowed(each) or not each.is_here]
+    moved = [each for each in arrays if each.leaf.dtype in WIDE_DTYPES or not each.is_here]
     for array in moved:
         array.block_until_ready()
     if moved and not _have_taken(moved, source, sink, until):
         source.fetch_all(moved)
-        _put_exactly([each for each in moved if _may_be_narrowed(each)], sink)
-
-
-def _may_be_narrowed(array: RemoteArray) -> bool:
-    """Whether jax may make another dtype of it where its data travels with a call."""
-    return array.leaf.dtype in _WIDE
-
-
-def _put_exactly(arrays: Sequence[RemoteArray], sink: RemoteStore) -> None:
-    """Puts arrays of 64 bits: with a call, those from within `enable_x64` would be narrowed."""
-    if not arrays:
-        return
-    encoder = ArgumentEncoder({}, sink)
-    encoder.node(tuple(each.fetch(copy=False) for each in arrays))
-    copies = sink.put(encoder.skeleton, encoder.blob, _WITH_64_BITS, encoder)
-    for array, copy in zip(arrays, copies, strict=True):
-        array.replicas = (*array.replicas, copy)
 
 
 def _have_taken(
