@@ -230,7 +230,7 @@ def _seen_from_afar(address: str) -> Mapping[str, Any]:
         address = f"tls{address.removeprefix('pool')}"
     answer = ask_server(address, POOL_VIEW, 0, "", 0.0)
     view = PoolView.from_dict(answer["view"])
-    unknown = {"why": "", "values": 0, "value_bytes": 0, "sessions": 0}
+    unknown = {"why": "", "values": 0, "value_bytes": 0, "sessions": 0, "warm": None}
     members = [{**each.to_dict(), **unknown} for each in view.members.values()]
     return {"pool": view.pool, "wanted": len(members), "members": members}
 
@@ -244,7 +244,8 @@ def _status_text(status: Mapping[str, Any]) -> str:
     rows = [
         (
             *(each["name"], each["state"], each["node"] or "-", str(each["devices"])),
-            *(each["version"], str(each["epoch"]), str(each["load"]), str(len(each["warm"]))),
+            *(each["version"], str(each["epoch"]), str(each["load"])),
+            "-" if each["warm"] is None else str(len(each["warm"])),
             f"{each['values']} ({size(each['value_bytes'])})" if each["values"] else "-",
             each["why"],
         )
