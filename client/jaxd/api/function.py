@@ -226,7 +226,12 @@ class PersistentFunction(
 
     # jax.grad(f) and functools.wraps copy what is in f.__dict__: nothing of ours may be there
     __slots__ = (
-        *("_binding", "_derived", "_fallback", "_inline", "_jit_options", "_nnx"),
+        "_binding",
+        "_derived",
+        "_fallback",
+        "_inline",
+        "_jit_options",
+        "_nnx",
         "_snapshots",
     )
 

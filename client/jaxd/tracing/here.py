@@ -378,15 +378,11 @@ class _Dispatched:
         self.nodes: dict[type, StaticNode] = {}
         self.guards: list[Guards] = []
         self._classes: set[type] = set()
-        self._numpy_class = sys.modules["numpy"].ndarray if "numpy" in sys.modules else None
 
     def has(self, value: Any) -> bool:
         """Whether an argument is one of those that jax tells apart, or is as it was."""
         node = self.nodes.get(type(value))
-        if node is None:
-            # to jax, an array with its bytes the other way round is as any other
-            return type(value) is self._numpy_class and bool(value.dtype.isnative)
-        return node.is_that_of(value)
+        return _is_native(value) if node is None else node.is_that_of(value)
 
     def takes(self, nodes: Sequence[Any], classes: set[type]) -> bool | None:
         """Whether these are as those of its calls, to which what is new is added.
@@ -451,11 +447,7 @@ def _parts_of(arguments: Arguments) -> tuple[list[Any], set[type]] | None:
     classes: set[type] = set()
     for value in (*args, *kwargs.values()):
         kind = type(value)
-        if kind is array_class() or kind in _NUMBERS:
-            continue
-        if kind is sys.modules["numpy"].ndarray:
-            if not value.dtype.isnative:
-                return None
+        if kind is array_class() or kind in _NUMBERS or _is_native(value):
             continue
         leaves, structure = loaded_jax().tree.flatten(value)
         if any(type(leaf) is not array_class() for leaf in leaves):
@@ -466,6 +458,11 @@ def _parts_of(arguments: Arguments) -> tuple[list[Any], set[type]] | None:
             return None
         classes.update(_local_classes(structure))
     return nodes, classes
+
+
+def _is_native(value: Any) -> bool:
+    """Whether it is an array of numpy whose bytes are in the order for which jax takes any."""
+    return type(value) is sys.modules["numpy"].ndarray and value.dtype.isnative
 
 
 def _is_plain(structure: Any) -> bool:
