@@ -52,6 +52,10 @@ def hints(x, given):
     return x + found + isinstance(given, Held) * 100
 text, hints = persistent(text, "given"), persistent(hints, "given")
 @persistent
+def both(x):
+    resolved, text = typing.get_type_hints(helper)["return"], helper.__annotations__["return"]
+    return x + (resolved == Box[int]) + 2 * isinstance(text, str)
+@persistent
 def bases(x): return x + (typing.get_args(Below.__orig_bases__[0])[0] is int)
 @persistent
 def types(x): return x + (dataclasses.fields(Row)[0].type in (int, "int"))
@@ -67,13 +71,13 @@ def copied(x):
     return x + (one is two)
 
 before = statistics().traces
-found = [float(each(0.0)) for each in (name, bases, types, signature, subclasses, same, copied)]
+found = [float(each(0.0)) for each in (name, both, bases, types, signature, subclasses, same, copied)]
 found += [float(text(0.0, given=held)), float(hints(0.0, given=held))]
 print(json.dumps([found, statistics().traces - before]))
 '''
 EXPECTED = {
-    "int": [55.0, 1.0, 1.0, 1.0, 5.0, 1.0, 1.0, 155.0, 103.0],
-    "float": [33.0, 0.0, 0.0, 0.0, 2.0, 0.0, 0.0, 133.0, 100.0],
+    "int": [55.0, 3.0, 1.0, 1.0, 1.0, 5.0, 1.0, 1.0, 155.0, 103.0],
+    "float": [33.0, 2.0, 0.0, 0.0, 0.0, 2.0, 0.0, 0.0, 133.0, 100.0],
 }
 
 

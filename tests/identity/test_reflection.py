@@ -57,6 +57,9 @@ def doc(x): return helper.__doc__, Held
 def got_doc(x): return inspect.getdoc(helper), Held
 def annotations(x): return helper.__annotations__, dict(Held.__annotations__)
 def hints(x): return typing.get_type_hints(Held), texts
+Number = int
+def named(x: "Number"): return x
+def resolved(x): return typing.get_type_hints(named)
 def signature(x): return look(helper), Held
 def bases(x): return Below.__orig_bases__
 def fields(x): return [each.name for each in dataclasses.fields(Row)]
@@ -229,6 +232,7 @@ LATE = [
     (PROJECT, "annotations", "helper.__annotations__['x'] = Box[float]"),
     (PROJECT, "annotations", "helper.__annotations__ = {}"),
     (PROJECT, "annotations", "Held.__annotations__['one'] = Box[float]"),
+    (PROJECT, "resolved", "Number = float"),
     (PROJECT, "types", "dataclasses.fields(Row)[0].type = float"),
     (PROJECT, "value", "VALUE = Box[float]"),
     (ALIASES, "asks", "m.b = m.a"),
@@ -257,10 +261,11 @@ def test_a_late_change_is_noticed(tmp_path: Path, text: str, name: str, change: 
     assert same is not renamed
 
 
-def test_annotations_that_are_read_in_two_ways_are_refused(tmp_path: Path) -> None:
+def test_annotations_of_a_class_that_are_read_in_two_ways_are_refused(tmp_path: Path) -> None:
     """On a server text is resolved for `get_type_hints`, which has no module to look it up in."""
     names = _run(tmp_path, PROJECT)
-    exec("def both(x): return hints(x), Held.__annotations__", names)
+    exec("class Texts: one: 'int'", names)
+    exec("def both(x): return typing.get_type_hints(Texts), helper.__annotations__", names)
     with pytest.raises(PackingError, match="both as they are and resolved"):
         walk(names["both"], "both")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import re
 import typing
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
@@ -17,6 +18,7 @@ from typing import Any, Final
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.code.callbacks import nested_codes
 from jaxd_protocol.fingerprint.data_model import Reader
+from jaxd_protocol.fingerprint.guards import MISSING
 from jaxd_protocol.fingerprint.walk import Walk
 
 _KEPT_BY_CLASSES: Final[frozenset[Reader]] = frozenset(
@@ -103,25 +105,40 @@ def _docstring_of_class(walk: Walk, cls: type) -> None:
     walk.emit_labelled(f"attribute {cls.__name__}.__doc__", None if is_made else text)
 
 
-def _annotations(walk: Walk, value: Any) -> None:
-    raw = raw_annotations(value)
-    resolved = resolved_annotations(value, walk.reach.readers)
+def _annotations_of_function(walk: Walk, function: FunctionType) -> None:
+    """As they are, and resolved where code resolves them: a server gets both."""
+    raw = raw_annotations(function)
     walk.guards.mapping(raw)
-    if isinstance(value, FunctionType):
-        walk.guards.answer(lambda: raw_annotations(value) is raw, True)
+    walk.guards.answer(lambda: raw_annotations(function) is raw, True)
+    _contents(walk, function, raw)
+    if "hints" not in walk.reach.readers or not any(map(_has_text, raw.values())):
+        return
+    for name in names_in_annotations(function):
+        walk.guards.item(function.__globals__, name, function.__globals__.get(name, MISSING))
+    resolved = _resolved(function)
+    if resolved is not None:
+        _contents(walk, function, resolved)
+
+
+def _annotations_of_class(walk: Walk, cls: type) -> None:
+    raw = raw_annotations(cls)
+    resolved = resolved_annotations(cls, walk.reach.readers)
+    walk.guards.mapping(raw)
     if resolved is not None and "annotations" in walk.reach.readers:
         raise PackingError(
-            f"{walk.path()} reads annotations of {value.__qualname__} both as they are and "
+            f"{walk.path()} reads annotations of {cls.__qualname__} both as they are and "
             "resolved, and some are text. On the server they are resolved. Take away 'from "
             "__future__ import annotations' or the quotes."
         )
-    annotations = raw if resolved is None else resolved
+    _contents(walk, cls, raw if resolved is None else resolved)
+    walk.emit_labelled("", vars(cls).get("__orig_bases__"))
+
+
+def _contents(walk: Walk, value: Any, annotations: Mapping[str, Any]) -> None:
     walk.text(len(annotations))
     for name, content in annotations.items():
         walk.text(name)
         walk.emit_labelled(f"annotation {_label(value)}.{name}", content)
-    if isinstance(value, type):
-        walk.emit_labelled("", vars(value).get("__orig_bases__"))
 
 
 def raw_annotations(value: Any) -> dict[str, Any]:
@@ -149,20 +166,33 @@ def annotated_names(cls: type) -> tuple[str, ...]:
     return tuple(library.call_annotate_function(make, library.Format.STRING, owner=cls))
 
 
-def resolved_annotations(value: Any, readers: AbstractSet[Reader]) -> dict[str, Any] | None:
-    """The annotations of a function or class as a server gets them; None: as they are.
+def names_in_annotations(function: FunctionType) -> list[str]:
+    """The names in the text in its annotations; its globals of these names resolve it."""
+    texts = [repr(each) for each in raw_annotations(function).values() if _has_text(each)]
+    return sorted({*_NAME.findall(" ".join(texts))})
+
+
+_NAME: Final = re.compile(r"(?<![\w.])[^\W\d]\w*")
+
+
+def resolved_annotations(cls: type, readers: AbstractSet[Reader]) -> dict[str, Any] | None:
+    """The annotations of a class as a server gets them; None: as they are.
 
     Resolved where code resolves them and there is text in them: on a server the module is not
     among those in which `typing.get_type_hints` looks names up.
     """
-    raw = raw_annotations(value)
-    if "hints" not in readers or not any(map(_has_text, raw.values())):
+    if "hints" not in readers or not any(map(_has_text, raw_annotations(cls).values())):
         return None
+    return _resolved(cls)
+
+
+def _resolved(value: Any) -> dict[str, Any] | None:
+    """The annotations of a function or class, resolved; None where a name in them is nowhere."""
     try:
         hints = typing.get_type_hints(value, include_extras=True)
     except Exception:  # noqa: BLE001  a name that is nowhere: there, too
         return None
-    return {name: hints.get(name, content) for name, content in raw.items()}
+    return {name: hints.get(name, content) for name, content in raw_annotations(value).items()}
 
 
 def _has_text(annotation: Any) -> bool:
@@ -206,6 +236,10 @@ def _are_same(found: list[type], known: list[type]) -> bool:
     )
 
 
+_ANNOTATIONS: Final[dict[Any, Callable[[Walk, Any], None]]] = {
+    FunctionType: _annotations_of_function,
+    type: _annotations_of_class,
+}
 _EMITTERS: Final[dict[Reader, dict[Any, Callable[[Walk, Any], None]]]] = {
     "names": {FunctionType: _attribute("__name__"), type: _attribute("__name__")},
     "qualified names": {
@@ -213,8 +247,8 @@ _EMITTERS: Final[dict[Reader, dict[Any, Callable[[Walk, Any], None]]]] = {
         type: _attribute("__qualname__"),
     },
     "docstrings": {FunctionType: _docstring_of_function, type: _docstring_of_class},
-    "annotations": {FunctionType: _annotations, type: _annotations},
-    "hints": {FunctionType: _annotations, type: _annotations},
+    "annotations": _ANNOTATIONS,
+    "hints": _ANNOTATIONS,
     "fields": {type: _field_types},
     "subclasses": {type: _subclasses},
 }

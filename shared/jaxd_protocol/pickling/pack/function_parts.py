@@ -7,7 +7,7 @@ from types import CellType, FunctionType
 from typing import Any, Final
 
 from jaxd_protocol.fingerprint.code.reads import facts_of
-from jaxd_protocol.fingerprint.values.reflection import raw_annotations, resolved_annotations
+from jaxd_protocol.fingerprint.values.reflection import names_in_annotations, raw_annotations
 from jaxd_protocol.packages.importable import importable_name
 from jaxd_protocol.packages.installed import is_local_module
 from jaxd_protocol.pickling.code_objects import locate_code
@@ -78,6 +78,8 @@ def _globals(packer: Packer, function: FunctionType) -> dict[str, Any]:
     if is_own and archives is not None and archives.name_of(module) is not None:
         return {}
     names = facts_of(function.__code__).names - _MODULE_GLOBALS
+    if "hints" in packer.reach.readers:
+        names |= {*names_in_annotations(function)} - _MODULE_GLOBALS
     found = {name: namespace[name] for name in sorted(names) if name in namespace}
     if _PYTEST_PREFIX in found:
         found[_PYTEST_PREFIX] = pytest_asserts
@@ -128,6 +130,5 @@ def _read_attributes(packer: Packer, function: FunctionType) -> dict[str, Any]:
     if "docstrings" in packer.reach.readers:
         found["__doc__"] = function.__doc__
     if not {"annotations", "hints"}.isdisjoint(packer.reach.readers):
-        resolved = resolved_annotations(function, packer.reach.readers)
-        found["__annotations__"] = dict(raw_annotations(function) if resolved is None else resolved)
+        found["__annotations__"] = dict(raw_annotations(function))
     return found
