@@ -15,6 +15,7 @@ import pytest
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.sharding import PartitionSpec
 
+import jaxd
 from jaxd import Client, connect
 from jaxd_protocol.errors import ConfigurationError, PackingError
 from tests.end_to_end.counting import BUILT, WARM, costs
@@ -404,6 +405,42 @@ def test_an_array_of_64_bits_on_the_server_is_not_narrowed(client: Client) -> No
     dtypes = [ours(x).dtype.name for x in (np.ones(3), wide, np.ones(3), there, wide)]
     assert dtypes == ["float32", theirs, "float32", "float32", theirs]
     assert theirs == "float64"
+
+
+OF_64_BITS = {
+    "small": np.arange(3) + (1 << 40),
+    "large": np.arange(1 << 10) + (1 << 40),
+    "unsigned": np.arange(3, dtype="u8") + (1 << 40),
+    "float64": np.arange(3) + 2.0**-40,
+    "complex128": np.arange(3) + 2.0**-40 * 1j,
+}
+
+
+@pytest.mark.parametrize("name", OF_64_BITS)
+def test_an_array_of_jax_of_64_bits_is_not_narrowed(client: Client, name: str) -> None:
+    """One that was made within `enable_x64` and is used outside of it, beside one of numpy."""
+    of_numpy = OF_64_BITS[name]
+    with jax.enable_x64(True):
+        of_jax = jnp.asarray(of_numpy)
+
+    def both(tree: Any) -> Any:
+        return tree
+
+    ours = client.persistent_call(both, extra_key=f"jax's own, {name}")
+    ways: dict[str, Callable[[Any], Any]] = {
+        "call": ours,
+        "submit": lambda tree: ours.submit(tree).result(),
+        "map": lambda tree: next(iter(ours.map([tree]))),
+        "remote": lambda tree: jaxd.get(ours.remote(tree)),
+        "put": lambda tree: jaxd.get(client.put(tree)),
+        "put, call": lambda tree: ours(client.put(tree)),
+        "here": client.persistent_call(both, place="here"),
+    }
+    for tree in ({"x": of_numpy, "y": 1.0}, {"x": of_jax, "y": 1.0}, {"x": of_numpy, "y": of_jax}):
+        expected = outcome(jax.jit(anew(both)), tree)
+        found = {way: outcome(call, tree) for way, call in ways.items()}
+        assert found == dict.fromkeys(ways, expected)
+    assert outcome(jax.jit(ours), of_jax) is jax.errors.JaxRuntimeError  # as of `pure_callback`
 
 
 def test_whether_an_array_may_be_written_to_does_not_matter(client: Client) -> None:

@@ -71,7 +71,8 @@ def copied(x):
     return x + (one is two)
 
 before = statistics().traces
-found = [float(each(0.0)) for each in (name, both, bases, types, signature, subclasses, same, copied)]
+functions = name, both, bases, types, signature, subclasses, same, copied
+found = [float(each(0.0)) for each in functions]
 found += [float(text(0.0, given=held)), float(hints(0.0, given=held))]
 print(json.dumps([found, statistics().traces - before]))
 '''

@@ -39,6 +39,12 @@ def client(request: pytest.FixtureRequest, live: LiveServer) -> Iterator[Client]
         yield client
 
 
+def in_64_bits(array: Any) -> Any:
+    """An array of jax that keeps the dtype of one of numpy."""
+    with jax.enable_x64(True):
+        return jnp.asarray(array)
+
+
 class Counting:
     """What came into the server, and what it holds."""
 
@@ -99,12 +105,14 @@ def test_arrays_of_numpy_are_read_each_time(client: Client) -> None:
         assert float(total(x)) == number
 
 
-@pytest.mark.parametrize("kind", ["weak", "bfloat16", "transposed"])
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype")
+@pytest.mark.parametrize("kind", ["weak", "bfloat16", "transposed", "float64"])
 def test_what_is_kept_is_the_array_that_was_sent(client: Client, kind: str) -> None:
     """With its dtype, its weak type and its shape: nothing is compiled again for it."""
     make: dict[str, Callable[[], Any]] = {
         "weak": lambda: jnp.broadcast_to(jnp.asarray(2.5), (SIZE,)) * 1,
         "bfloat16": lambda: jnp.arange(SIZE).astype(jnp.bfloat16),
+        "float64": lambda: in_64_bits(np.arange(SIZE) + 2.0**40),
         "transposed": lambda: jnp.arange(SIZE, dtype=jnp.float32).reshape(4, -1).T,
     }
     x = make[kind]()
@@ -207,6 +215,19 @@ def test_what_is_in_an_array_of_numpy_is_sent_once(slow: Callable[[], Client]) -
     first, *later = moved() + moved()
     assert first > MIB
     assert max(later) < 4000
+
+
+def test_an_array_of_64_bits_that_was_sent_is_numpys_or_jaxs_as_before(
+    slow: Callable[[], Client],
+) -> None:
+    """One of numpy is narrowed as by jax, one of jax is not: whether it is sent or found."""
+    client = slow()
+    back = client.persistent_call(lambda x: x[-2:], results="numpy")
+    x = np.arange(SIZE) + (1 << 40)
+    for _ in range(3):
+        for given in (np.array(x), in_64_bits(x)):
+            here, there = jax.jit(lambda x: x[-2:])(given), back(given)
+            assert (there.dtype, there.tolist()) == (here.dtype, here.tolist())
 
 
 def test_over_a_slow_link_arrays_of_jax_are_sent_once(slow: Callable[[], Client]) -> None:

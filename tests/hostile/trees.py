@@ -51,7 +51,7 @@ def _has_size(leaf: Leaf) -> bool:
 def leaf_bytes(leaf: Leaf) -> bytes:
     """As it stands in a skeleton."""
     if leaf.tag == "A":
-        return spec_bytes("A", leaf.dtype, leaf.shape, leaf.weak)
+        return spec_bytes("A", leaf.dtype, leaf.shape, leaf.weak, leaf.exact)
     return leaf.tag.encode()
 
 

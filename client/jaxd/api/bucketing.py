@@ -114,4 +114,4 @@ def _pad(leaf: Any, axis: int, wanted: int, fill: complex) -> Any:
     import numpy
 
     padded = pad_with(numpy, numpy.asarray(leaf), axis, wanted, fill)
-    return to_jax(padded, weak=True) if getattr(leaf, "weak_type", False) else padded
+    return to_jax(padded, weak=bool(leaf.weak_type)) if hasattr(leaf, "weak_type") else padded

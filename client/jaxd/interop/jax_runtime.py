@@ -203,7 +203,7 @@ def encode_jax_array(encoder: TreeEncoder, value: Any, *, is_gathered: bool = Fa
     """As `encode_jax`, of an array that is known to be no tracer and no keys."""
     _check_place(value, is_gathered=is_gathered)
     numpy: Any = sys.modules["numpy"]
-    encoder.ndarray(numpy.asarray(value), bool(value.weak_type))
+    encoder.ndarray(numpy.asarray(value), bool(value.weak_type), True)
 
 
 def _check_place(value: Any, *, is_gathered: bool) -> None:

@@ -18,7 +18,7 @@ from contextvars import ContextVar
 from itertools import repeat
 from numbers import Integral
 from operator import is_
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
 from jaxd.interop.jax_runtime import array_library, loaded_jax, native_array
 from jaxd.interop.lazy_array import ArrayLike, materialized
@@ -69,18 +69,6 @@ class ArrayFetcher(Protocol):
 
     def data_here(self, array: RemoteArray) -> memoryview | None:
         """All bytes of an array in C order, where this process has them."""
-
-
-@runtime_checkable
-class ExactCopier(Protocol):
-    """Puts arrays that may not travel with a call."""
-
-    def exact_copy(self, array: RemoteArray) -> RemoteArray | None:
-        """A copy on its server with the same dtype; None: with a call it has the same as well."""
-
-
-WIDE_DTYPES: Final = frozenset({"float64", "int64", "uint64", "complex128"})
-"""Those that jax narrows where it has none of 64 bits, unless an array is its own already."""
 
 
 Donation = tuple[range, str]
@@ -452,8 +440,6 @@ class RemoteArray(ArrayLike):
         self.refuse_deleted()
         there = (each for each in self.replicas if each.fetcher is fetcher)
         usable = next((each for each in there if not each.is_deleted()), None)
-        if usable is None and self.leaf.dtype in WIDE_DTYPES and isinstance(fetcher, ExactCopier):
-            usable = fetcher.exact_copy(self)
         return self.fetch(copy=False) if usable is None else usable
 
     def use_copy(self) -> None:

@@ -11,7 +11,7 @@ from jaxd.dispatch.caller import Caller, CallerLookup
 from jaxd.dispatch.session import Session
 from jaxd.interop.handle_ranges import HandleRange, HandleRanges
 from jaxd.interop.jax_runtime import current_config, leaves_of
-from jaxd.interop.remote_array import WIDE_DTYPES, RemoteArray
+from jaxd.interop.remote_array import RemoteArray
 from jaxd.pool.members import MemberCaller
 from jaxd.pool.routes import Pool
 from jaxd.remote_values.store import OpenSession, RemoteStore
@@ -262,7 +262,7 @@ def _move(arrays: Sequence[RemoteArray], sink: RemoteStore, until: float | None)
 def _move_from(
     source: RemoteStore, arrays: Sequence[RemoteArray], sink: RemoteStore, until: float | None
 ) -> None:
-    moved = [each for each in arrays if each.leaf.dtype in WIDE_DTYPES or not each.is_here]
+    moved = [each for each in arrays if not each.is_here]
     for array in moved:
         array.block_until_ready()
     if moved and not _have_taken(moved, source, sink, until):

@@ -41,9 +41,6 @@ if TYPE_CHECKING:
 ANSWERS_OBSTACLE: Final = "their call has called back functions that returned more than is kept"
 """Why arrays cannot be made again; the end of a sentence."""
 
-WIDE: tuple[tuple[str, Any], ...] = (("jax_enable_x64", True),)
-"""Settings under which arrays of 64 bits are put as what they were."""
-
 
 class WholeData(CallData, Protocol):
     """The arrays of a message, with those in it."""
@@ -196,9 +193,8 @@ class Snapshot(Lineage):
         encoder = _DataEncoder()
         encoder.arrays(self.data.values())
         first = first_value_id(self.number)
-        return link.put(
-            self.number, KeptData.of(encoder), WIDE, pack_ids(first + i for i in self.data)
-        )
+        ids = pack_ids(first + i for i in self.data)
+        return link.put(self.number, KeptData.of(encoder), (), ids)
 
 
 class KeptData(NamedTuple):

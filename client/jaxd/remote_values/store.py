@@ -473,23 +473,6 @@ class RemoteStore:
             transfer.release()
         return self.remote(first, specs_in(value[1]), lineage=lineage)
 
-    def exact_copy(self, array: RemoteArray) -> RemoteArray | None:
-        """See `ExactCopier`: an array from within `enable_x64` that is used outside of it.
-
-        Raises:
-            Exception: as `put`, and as `RemoteArray.fetch`.
-        """
-        from jaxd.interop.jax_runtime import current_config
-        from jaxd.request.arguments import ArgumentEncoder
-
-        if _WITH_64_BITS in current_config():
-            return None
-        encoder = ArgumentEncoder({}, self)
-        encoder.node((array.fetch(copy=False),))
-        (copy,) = self.put(encoder.skeleton, encoder.blob, (_WITH_64_BITS,), encoder)
-        array.replicas = (*array.replicas, copy)
-        return copy
-
     def fetch_all(self, arrays: Sequence[RemoteArray]) -> None:
         """Fetches several arrays with few messages; they keep their data.
 
@@ -614,9 +597,6 @@ class RemoteStore:
 
     def _drop_all(self, first: int, count: int) -> None:
         self.drop(range(first, first + count))
-
-
-_WITH_64_BITS: Final = ("jax_enable_x64", True)
 
 
 def _fetch_groups(arrays: Sequence[RemoteArray]) -> Iterable[list[RemoteArray]]:

@@ -200,12 +200,20 @@ class ArgumentEncoder(TreeEncoder):
 
     def remote(self, array: RemoteArray) -> None:
         """Appends an array on the server, without its data if it is the server of this call."""
-        origin = array.origin
-        if origin.fetcher is not self._fetcher:
-            return self.node(array.on_server_of(self._fetcher))
-        self._add_handles(self.count, (array,))
-        self.spec(origin.leaves[array.number])
-        return None
+        origin, leaf = array.origin, array.leaf
+        if origin.fetcher is self._fetcher:
+            self._add_handles(self.count, (array,))
+            self.spec(leaf)
+            return
+        from jaxd.interop.remote_array import RemoteArray
+
+        here = array.on_server_of(self._fetcher)
+        if leaf.is_jax and not isinstance(here, RemoteArray):  # perhaps of numpy, as it was fetched
+            import numpy
+
+            self.ndarray(numpy.asarray(here), leaf.weak, True)
+        else:
+            self.node(here)
 
     def _consecutive_results(self, leaves: list[Any]) -> bool:
         """Appends arrays that follow one another as a call returned them; whether they do.

@@ -58,9 +58,9 @@ class _SpecEncoder(ArgumentEncoder):
     def small(self, data: bytes) -> None:
         """Numbers and small arrays stay here."""
 
-    def array(self, array: Any, weak: bool = False) -> None:
+    def array(self, array: Any, weak: bool = False, is_jax: bool = False) -> None:
         """Appends what stands for a numpy array."""
-        self._skeleton.append(array_spec(array.dtype, array.shape, weak)[0])
+        self._skeleton.append(array_spec(array.dtype, array.shape, weak, is_jax)[0])
 
     def remote(self, array: RemoteArray) -> None:
         """Appends what stands for an array on the server."""
@@ -162,7 +162,7 @@ def _array_of(spec: Any) -> bytes:
         except JaxdError as error:
             raise _dtype_error(dtype) from error
         return spec_bytes("A", dtype, shape, weak)
-    return array_spec(_numpy_dtype(dtype), shape, weak)[0]
+    return array_spec(_numpy_dtype(dtype), shape, weak, getattr(spec, "is_jax", False))[0]
 
 
 def _numpy_dtype(dtype: Any) -> Any:

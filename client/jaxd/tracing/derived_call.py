@@ -22,6 +22,7 @@ from jaxd_protocol.jit.transforms import (
     encode_transformation,
     untransformed,
 )
+from jaxd_protocol.pytree.leaves import WIDE_DTYPES
 
 if TYPE_CHECKING:
     from jaxd.dispatch.caller import Caller
@@ -173,7 +174,10 @@ class TracedCall:
         Raises:
             BaseException: as `eager`; it is kept for `jaxd.last_error`.
         """
-        given = [_WeakArray(x) if is_weak else x for x, is_weak in zip(arrays, weak, strict=True)]
+        given = [
+            _JaxArray(x, is_weak) if is_weak or x.dtype.name in WIDE_DTYPES else x
+            for x, is_weak in zip(arrays, weak, strict=True)
+        ]
         try:
             return self._call(given, "numpy")
         except BaseException as error:
@@ -255,13 +259,12 @@ class TracedCall:
         return FunctionSpec(spec.snapshot, options, statics)
 
 
-class _WeakArray(ArrayLike):
-    """A numpy array that jax called weakly typed."""
+class _JaxArray(ArrayLike):
+    """The data of an array of jax."""
 
-    weak_type: Final = True
-
-    def __init__(self, array: Any) -> None:
+    def __init__(self, array: Any, weak_type: bool) -> None:
         self._array = array
+        self.weak_type = weak_type
         self.shape = array.shape
         self.dtype = array.dtype
 
@@ -269,13 +272,13 @@ class _WeakArray(ArrayLike):
         return self._array
 
 
-def _encode_weak(encoder: ArgumentEncoder, value: _WeakArray) -> None:
+def _encode(encoder: ArgumentEncoder, value: _JaxArray) -> None:
     import numpy
 
-    encoder.array(numpy.ascontiguousarray(value).reshape(value.shape), True)
+    encoder.array(numpy.ascontiguousarray(value).reshape(value.shape), value.weak_type, True)
 
 
-ArgumentEncoder.types[_WeakArray] = _encode_weak
+ArgumentEncoder.types[_JaxArray] = _encode
 
 
 def _is_float0(leaf: Any) -> bool:

@@ -7,8 +7,8 @@ rules make derivatives and mapped calls on the server.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from jaxd.dispatch.warm import encode_warm_request, result_skeleton_of
 from jaxd.interop.jax_runtime import PRNGKeys, loaded_jax
@@ -185,10 +185,22 @@ def _traced_input(leaf: Any) -> _TracedInput | None:
     return None
 
 
-def _shape_struct(array: Any) -> Any:
-    jax: Any = loaded_jax()
-    weak = bool(array.weak_type)
-    return jax.ShapeDtypeStruct(array.shape, array.dtype, weak_type=weak)
+@dataclass(frozen=True)
+class _JaxArraySpec:
+    """The spec of an array of jax, which `jax.ShapeDtypeStruct` is not: jax narrows what it names.
+
+    Attributes:
+        shape, dtype, weak_type: those of the array.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+    weak_type: bool
+    is_jax: ClassVar = True
+
+
+def _shape_struct(array: Any) -> _JaxArraySpec:
+    return _JaxArraySpec(array.shape, array.dtype, bool(array.weak_type))
 
 
 # what comes out ----------------------------------------------------------------------------------

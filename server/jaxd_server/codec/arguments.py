@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jaxd_protocol.errors import ProtocolError
-from jaxd_protocol.jax_objects.arrays import key_array, weak_array
+from jaxd_protocol.jax_objects.arrays import exact_array, key_array, weak_array
 from jaxd_protocol.jax_objects.structures import make_structure
 from jaxd_protocol.jit.nnx_objects import register_parts
 from jaxd_protocol.jit.options import Options
@@ -92,7 +92,7 @@ def read_leaves(placement: BlobLayout, blob: bytes, buffers: Sequence[memoryview
     found: list[Any] = [None] * len(leaves)
     for number in placement.here:
         leaf, place = leaves[number], places[number]
-        if leaf.tag == "A" and not leaf.weak and place.buffer < 0:  # hundreds of them, perhaps
+        if leaf.tag == "A" and not leaf.is_jax and place.buffer < 0:  # hundreds of them, perhaps
             found[number] = np.ndarray(leaf.shape, dtype_of(leaf.dtype), blob, place.offset)
         else:
             found[number] = read_leaf(leaf, place, blob, buffers)
@@ -103,8 +103,7 @@ def read_leaf(leaf: Leaf, place: LeafOffset, blob: bytes, buffers: Sequence[memo
     """One of them."""
     tag = leaf.tag
     if tag == "A":
-        array = numpy_leaf(leaf, place, blob, buffers)
-        return weak_array(array) if leaf.weak else array
+        return _as_given(leaf, numpy_leaf(leaf, place, blob, buffers))
     if tag == "K":
         return key_array(leaf.impl, numpy_leaf(leaf, place, blob, buffers))
     if tag == "P":
@@ -142,7 +141,14 @@ def _empty(leaf: Leaf, buffers: Iterator[memoryview]) -> Any:
     array = np.zeros(leaf.shape, dtype_of(leaf.dtype))  # memory that is never touched
     if leaf.tag == "K":
         return key_array(leaf.impl, array)
-    return weak_array(array) if leaf.weak else array
+    return _as_given(leaf, array)
+
+
+def _as_given(leaf: Leaf, array: Any) -> Any:
+    """An array of jax where the client gave one and numpy's would be taken for another."""
+    if leaf.weak:
+        return weak_array(array)
+    return exact_array(array) if leaf.exact else array
 
 
 _ZERO_SCALARS: Final[dict[str, Any]] = {"F": 0.0, "I": 0, "B": False, "C": 0j}

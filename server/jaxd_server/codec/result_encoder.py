@@ -17,7 +17,7 @@ from jaxd_protocol.jit.nnx_objects import ObjectParts, is_object, is_object_stat
 from jaxd_protocol.pickling.unpack.object_tokens import keep_object
 from jaxd_protocol.pytree import TreeEncoder, dump_literal
 from jaxd_protocol.pytree.decoder import COUNT, FLAX_MAPPINGS, NNX_PARTS, parameter_default
-from jaxd_protocol.pytree.leaves import spec_bytes
+from jaxd_protocol.pytree.leaves import is_exact, spec_bytes
 from jaxd_protocol.pytree.references import Reference
 from jaxd_server.codec.object_references import (
     about,
@@ -250,4 +250,5 @@ def _leaf_spec(leaf: Any) -> bytes:
     if key is not None:
         spec = spec_bytes("K", key.dtype, key.shape)
         return spec[:1] + dump_literal(key.impl) + spec[1:]
-    return spec_bytes("A", aval.dtype.name, aval.shape, bool(aval.weak_type))
+    dtype, weak = aval.dtype.name, bool(aval.weak_type)
+    return spec_bytes("A", dtype, aval.shape, weak, is_exact(dtype, weak))

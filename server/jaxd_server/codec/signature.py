@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from functools import partial
 from typing import Any, Final
 
@@ -34,18 +34,6 @@ def keeps_64_bits(options: Options) -> bool:
 
 
 _WIDE_SETTINGS: Final = frozenset({"jax_enable_x64", "jax_explicit_x64_dtypes"})
-
-
-def arrivals_of_64_bits(leaves: Sequence[Any]) -> tuple[tuple[int, bool], ...]:
-    """Of each array of 64 bits its number, and whether jax narrows it: it is not jax's own.
-
-    An array that is on the server already is computed with as it is.
-    """
-    return tuple(
-        (number, not isinstance(leaf, jax.Array))
-        for number, leaf in enumerate(leaves)
-        if hasattr(leaf, "dtype") and str(leaf.dtype) in _NARROW
-    )
 
 
 def signature_of(

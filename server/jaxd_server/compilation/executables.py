@@ -28,7 +28,7 @@ from jaxd_server.codec.arguments import (
     leaves_of,
     parse_arguments,
 )
-from jaxd_server.codec.signature import arrivals_of_64_bits, keeps_64_bits, signature_of
+from jaxd_server.codec.signature import keeps_64_bits, signature_of
 from jaxd_server.compilation.compiling.builds import Builds
 from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.eviction import EvictionCosts, Limits, are_within, victims
@@ -41,7 +41,7 @@ from jaxd_server.runtime.threads.cancellation import NEVER_CANCELLED, CancelToke
 
 
 class PlanMismatch(Exception):
-    """The arrays of a call are elsewhere than its plan says: other devices, or this server."""
+    """The arrays of a call lie on other devices than its plan says."""
 
 
 class DeviceChoice(NamedTuple):
@@ -74,7 +74,6 @@ class Plan:
         order: for each array that the executable takes, its number among the leaves of the call.
         donated: numbers of the leaves that such a call gives up.
         places: where its arrays have to lie that were put somewhere; see `places_of`.
-        arrivals: how its arrays of 64 bits have to arrive; see `arrivals_of_64_bits`.
     """
 
     layout: Layout
@@ -82,7 +81,6 @@ class Plan:
     order: tuple[int, ...] = ()
     donated: frozenset[int] = frozenset()
     places: ArrayPlaces = ()
-    arrivals: tuple[tuple[int, bool], ...] = ()
     is_in_order: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -90,15 +88,8 @@ class Plan:
         object.__setattr__(self, "is_in_order", tuple(self.order) == whole)
 
     def arrange(self, leaves: list[Any]) -> list[Any]:
-        """The leaves of a call as its executable takes them.
-
-        Raises:
-            PlanMismatch: when an array of 64 bits is on the server that was not, or the other way.
-        """
-        arranged = leaves if self.is_in_order else list(map(leaves.__getitem__, self.order))
-        if self.arrivals and arrivals_of_64_bits(arranged) != self.arrivals:
-            raise PlanMismatch
-        return arranged
+        """The leaves of a call as its executable takes them."""
+        return leaves if self.is_in_order else list(map(leaves.__getitem__, self.order))
 
 
 _MAX_VARIANTS: Final = 10_000
@@ -214,10 +205,9 @@ class Executables:
         donated = donated_leaves(layout, function.options, function.parameters)
         leaves = leaves_of(dynamic(arguments, function.statics))
         places = places_of(leaves) if are_several() else ()
-        arrivals = () if wide else arrivals_of_64_bits(leaves)
         plan = Plan(layout, None)
         if order is not None:
-            plan = Plan(layout, found, order, donated, places, arrivals)
+            plan = Plan(layout, found, order, donated, places)
         name = _name(function.key, signature, found.device)
         with self._lock:
             if self._executables.get(name) is found:  # a plan must not outlive its executable

@@ -105,7 +105,8 @@ class ReferencedData:
                 leaves[number] = read_leaf(leaf, _IN_BUFFER, b"", [view])
             elif kind != COMPRESSED:  # that was inflated as it was read
                 value = _sent_value(row, leaf, leaves[number])
-                leaves[number] = copy_of(value.array) if number in donated else value.array
+                array = copy_of(value.array) if number in donated else value.array
+                leaves[number] = _as_sent(leaf, array)
                 if kind == CACHED_AS_VALUE:
                     kept[a] = value
                 else:
@@ -199,6 +200,8 @@ class ReferencedData:
                 taken = range(max(first, span.start), min(stop, span.stop))
                 if taken:
                     yield from _give(lent, leaves, taken, lent.id + taken.start - first)
+            if isinstance(lent.source, Value):
+                leaves[first] = _as_sent(lent.source.leaf, leaves[first])
 
 
 def _looks_like(layout: Layout, first: int, lent: Lent) -> bool:
@@ -235,9 +238,19 @@ def _sent_value(row: DataLocation, leaf: Leaf, array: Any) -> Value:
     return Value(exact_array(array), leaf, leaf.nbytes, _SENT_BY_CLIENT, copied=True)
 
 
+def _as_sent(leaf: Leaf, array: Any) -> Any:
+    """An array that was kept, as a call takes it: one of numpy's that jax narrows is none of jax's.
+
+    Args:
+        leaf: what it looked like when it was sent.
+        array: what is kept of it.
+    """
+    return np.asarray(array) if leaf.is_narrowed else array
+
+
 def _check_content(content: ContentId, leaf: Leaf, array: Any) -> None:
     """Returns when an array has the content id that its client has given."""
-    spec = spec_bytes("A", leaf.dtype, leaf.shape, leaf.weak)
+    spec = spec_bytes("A", leaf.dtype, leaf.shape, leaf.weak, leaf.exact)
     if leaf.tag != "A" or content != content_id(
         spec, np.asarray(array).reshape(-1).view("u1").data
     ):

@@ -148,7 +148,8 @@ def _leaf(leaf: Leaf) -> ArgumentShape:
     dimensions = ",".join(map(str, leaf.shape))
     if leaf.tag == "K":
         return ArgumentShape("leaf", f"{leaf.impl} keys, {leaf.dtype}[{dimensions}]")
-    return ArgumentShape("leaf", f"{leaf.dtype}[{dimensions}]" + (" (weak)" if leaf.weak else ""))
+    kind = " (weak)" if leaf.weak else " (of jax)" if leaf.exact else ""
+    return ArgumentShape("leaf", f"{leaf.dtype}[{dimensions}]{kind}")
 
 
 def _object(outline: Any, leaves: Iterator[ArgumentShape], content: bytes = b"") -> ArgumentShape:

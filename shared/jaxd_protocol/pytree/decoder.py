@@ -263,11 +263,11 @@ class SkeletonReader:
 
     def _array(self, tag: str) -> Build:
         impl = self.literal() if tag == "K" else ""
-        dtype, shape, weak, self.at = load_spec(self.data, self.at)
-        return self._leaf(Leaf(tag, dtype, shape, weak, impl))
+        dtype, shape, weak, exact, self.at = load_spec(self.data, self.at)
+        return self._leaf(Leaf(tag, dtype, shape, weak, impl, exact=exact))
 
     def _without_data(self, tag: str) -> Build:
-        _, shape, _, self.at = load_spec(self.data, self.at)
+        _, shape, _, _, self.at = load_spec(self.data, self.at)
 
         return lambda leaves: no_derivative(shape)
 

@@ -103,19 +103,19 @@ class TreeEncoder:
         self.buffers += data
         self.buffer_leaves += [-1] * len(data)
 
-    def ndarray(self, array: Any, weak: bool = False) -> None:
-        """Appends a numpy array, of whatever order."""
+    def ndarray(self, array: Any, weak: bool = False, is_jax: bool = False) -> None:
+        """Appends a numpy array, of whatever order; it may be the data of an array of jax."""
         if not array.dtype.isnative:
             array = array.astype(array.dtype.newbyteorder("="))
         if not array.flags.c_contiguous:
             import numpy
 
             array = numpy.ascontiguousarray(array)
-        self.array(array, weak)
+        self.array(array, weak, is_jax)
 
-    def array(self, array: Any, weak: bool = False) -> None:
+    def array(self, array: Any, weak: bool = False, is_jax: bool = False) -> None:
         """Appends a numpy array; it must be C-contiguous and in native byte order."""
-        spec, size = array_spec(array.dtype, array.shape, weak)
+        spec, size = array_spec(array.dtype, array.shape, weak, is_jax)
         self._skeleton.append(spec)
         if size > INLINE_BYTES:
             self.large(array.reshape(-1).view("u1").data)
@@ -209,7 +209,7 @@ class TreeEncoder:
 @lru_cache(maxsize=1 << 14)
 def _spec_of(leaf: Leaf) -> bytes:
     """The bytes of a leaf."""
-    spec = spec_bytes(leaf.tag, leaf.dtype, leaf.shape, leaf.weak)
+    spec = spec_bytes(leaf.tag, leaf.dtype, leaf.shape, leaf.weak, leaf.exact)
     return b"K" + dump_literal(leaf.impl) + spec[1:] if leaf.tag == "K" else spec
 
 

@@ -22,6 +22,9 @@ INLINE_BYTES: Final = 4096
 SCALAR_FORMATS: Final = {
     tag: struct.Struct(form) for tag, form in (("F", "<d"), ("I", "<q"), ("B", "<?"), ("C", "<dd"))
 }
+WIDE_DTYPES: Final = frozenset({"float64", "int64", "uint64", "complex128"})
+"""Those that jax narrows where it has none of 64 bits, unless an array is its own already."""
+_WEAK, _EXACT = 1, 2
 _MAX_RANK: Final = 64  # numpy's own limit
 _MAX_ELEMENTS: Final = 1 << 59  # of 16 bytes each: what numpy can address
 ALIGNMENT: Final = 16
@@ -37,6 +40,7 @@ class Leaf(NamedTuple):
         dtype: name of the dtype, for `A`; of the key's data, for `K`.
         shape: dimensions, for `A` and `K` (of the key's data).
         weak: whether jax calls the array weakly typed.
+        exact: whether jax keeps its 64 bits under any settings: the array is its own already.
         impl: the PRNG implementation of `K`.
         buffers: number of buffers that `P` takes beside its own.
     """
@@ -47,6 +51,17 @@ class Leaf(NamedTuple):
     weak: bool = False
     impl: str = ""
     buffers: int = 0
+    exact: bool = False
+
+    @property
+    def is_jax(self) -> bool:
+        """Whether jax has to be given the array as its own: it would take numpy's for another."""
+        return self.weak or self.exact
+
+    @property
+    def is_narrowed(self) -> bool:
+        """Whether jax makes one of 32 bits of the array, where it has none of 64."""
+        return self.tag == "A" and self.dtype in WIDE_DTYPES and not self.is_jax
 
     @property
     def nbytes(self) -> int:
@@ -201,8 +216,16 @@ def _is_number(dtype: Any) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def array_spec(dtype: Any, shape: tuple[int, ...], weak: bool = False) -> tuple[bytes, int]:
+def array_spec(
+    dtype: Any, shape: tuple[int, ...], weak: bool = False, is_jax: bool = False
+) -> tuple[bytes, int]:
     """Skeleton bytes and data size of an array with that numpy dtype and shape.
+
+    Args:
+        dtype: of numpy.
+        shape: dimensions.
+        weak: whether jax calls it weakly typed.
+        is_jax: whether it is an array of jax.
 
     Raises:
         ArgumentError: when jax has no such dtype.
@@ -212,31 +235,41 @@ def array_spec(dtype: Any, shape: tuple[int, ...], weak: bool = False) -> tuple[
             f"an array of dtype {dtype} cannot go to jax. Convert it to numbers first, or "
             "declare the argument in static_argnames if it is not data."
         )
-    return spec_bytes("A", dtype.name, shape, weak), math.prod(shape) * dtype.itemsize
+    exact = is_jax and is_exact(dtype.name, weak)
+    return spec_bytes("A", dtype.name, shape, weak, exact), math.prod(shape) * dtype.itemsize
 
 
-def spec_bytes(tag: str, dtype: str, shape: tuple[int, ...], weak: bool = False) -> bytes:
-    """The skeleton bytes of an array leaf: tag, weak bit, dtype name, rank, dimensions."""
-    name = dtype.encode()
-    head = struct.pack("!cBBH", tag.encode(), weak, len(name), len(shape))
+def is_exact(dtype: str, weak: bool) -> bool:
+    """Whether an array of jax with that dtype has to be marked as `exact`; weak ones need not."""
+    return dtype in WIDE_DTYPES and not weak
+
+
+def spec_bytes(
+    tag: str, dtype: str, shape: tuple[int, ...], weak: bool = False, exact: bool = False
+) -> bytes:
+    """The skeleton bytes of an array leaf: tag, its two bits, dtype name, rank, dimensions."""
+    name, bits = dtype.encode(), weak * _WEAK + exact * _EXACT
+    head = struct.pack("!cBBH", tag.encode(), bits, len(name), len(shape))
     return head + name + struct.pack(f"!{len(shape)}Q", *shape)
 
 
-def load_spec(data: bytes, at: int) -> tuple[str, tuple[int, ...], bool, int]:
-    """Reads what `spec_bytes` wrote, behind the tag: dtype, shape, weak bit, end.
+def load_spec(data: bytes, at: int) -> tuple[str, tuple[int, ...], bool, bool, int]:
+    """Reads what `spec_bytes` wrote, behind the tag: dtype, shape, weak, exact, end.
 
     Raises:
         ProtocolError: when numpy can have no such array.
         struct.error, UnicodeDecodeError: when it is cut off, or is none.
     """
-    weak, name_length, rank = struct.unpack_from("!BBH", data, at)
+    bits, name_length, rank = struct.unpack_from("!BBH", data, at)
     at += 4
     name = data[at : at + name_length].decode("ascii")
     at += name_length
     shape = struct.unpack_from(f"!{rank}Q", data, at)
     if rank > _MAX_RANK or math.prod(filter(None, shape)) > _MAX_ELEMENTS:
         raise ProtocolError("an array has a shape that cannot be.")
-    return name, shape, bool(weak), at + 8 * rank
+    if bits & ~(_WEAK | _EXACT):
+        raise ProtocolError("an array is described by a peer with another protocol.")
+    return name, shape, bool(bits & _WEAK), bool(bits & _EXACT), at + 8 * rank
 
 
 def numpy_leaf(leaf: Leaf, place: LeafOffset, blob: bytes, buffers: Sequence[memoryview]) -> Any:

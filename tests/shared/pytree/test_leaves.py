@@ -12,6 +12,7 @@ from jaxd_protocol.pytree import INLINE_BYTES, Leaf, LeafOffset, parse_skeleton,
 from jaxd_protocol.pytree.leaves import (
     NO_OFFSET,
     SCALAR_FORMATS,
+    WIDE_DTYPES,
     array_spec,
     dtype_of,
     itemsize_of,
@@ -95,12 +96,22 @@ def test_an_array_that_is_not_numbers_does_not_go_to_jax(dtype: str) -> None:
 
 
 def test_an_array_is_described_and_read() -> None:
-    """Name, shape and weak bit, and how many bytes it has."""
-    for dtype, shape, weak in product(DTYPES, [(), (0,), (3, 4), (1,) * 64], [True, False]):
-        spec, size = array_spec(dtype, shape, weak)
-        assert load_spec(spec, 1) == (dtype.name, shape, weak, len(spec))
+    """Name, shape, whether it is weak or of jax and of 64 bits, and how many bytes it has."""
+    shapes, either = [(), (0,), (3, 4), (1,) * 64], [True, False]
+    for dtype, shape, weak, is_jax in product(DTYPES, shapes, either, either):
+        spec, size = array_spec(dtype, shape, weak, is_jax)
+        exact = is_jax and not weak and dtype.name in WIDE_DTYPES
+        assert load_spec(spec, 1) == (dtype.name, shape, weak, exact, len(spec))
         assert size == np.empty(shape, dtype).nbytes
         assert Leaf("A", dtype.name, shape).nbytes == size
+
+
+def test_an_array_that_a_peer_with_another_protocol_describes_is_refused() -> None:
+    """By a bit that has no meaning."""
+    spec = bytearray(spec_bytes("A", "float32", (3,)))
+    spec[1] = 4
+    with pytest.raises(ProtocolError, match="protocol"):
+        load_spec(bytes(spec), 1)
 
 
 @pytest.mark.parametrize("shape", [(1 << 63, 2), (0, 1 << 63), (1 << 20,) * 10, (1,) * 65])

@@ -32,6 +32,7 @@ from jaxd_protocol.messages.data_locations import (
     unpack_locations,
 )
 from jaxd_protocol.pytree import Layout, Leaf, LeafOffset, TreeEncoder
+from jaxd_protocol.pytree.leaves import is_exact
 from jaxd_server.codec.arguments import parse_arguments, read_leaf, read_leaves
 from jaxd_server.codec.results import ResultLayout, host_data
 from jaxd_server.execution.call import Reply
@@ -290,7 +291,8 @@ def spec_of(array: Any) -> Leaf:
     key = key_spec(array.aval)
     if key is not None:
         return Leaf("K", key.dtype, key.shape, impl=key.impl)
-    return Leaf("A", array.dtype.name, array.shape, bool(array.aval.weak_type))
+    dtype, weak = array.dtype.name, bool(array.aval.weak_type)
+    return Leaf("A", dtype, array.shape, weak, exact=is_exact(dtype, weak))
 
 
 def skeleton_of(values: Sequence[Value]) -> bytes:

@@ -354,5 +354,5 @@ def test_who_holds_what_is_said() -> None:
 
 def test_what_an_array_looks_like_is_what_a_skeleton_says() -> None:
     """Also for 64 bits, and for what is weakly typed."""
-    assert spec_of(exact_array(np.zeros(3))) == Leaf("A", "float64", (3,))
+    assert spec_of(exact_array(np.zeros(3))) == Leaf("A", "float64", (3,), exact=True)
     assert spec_of(jnp.asarray(1.0)) == Leaf("A", "float32", (), weak=True)
