@@ -79,6 +79,28 @@ def calls(x): return jax.pure_callback(lambda y: y + 7, x, x)
 def other(x): return x
 """
 CUSTOM_NAMES = "step logs pairs plains calls other"
+PRIMITIVES = """
+import jax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+cubed_p = Primitive("cubed")
+other_p = Primitive("other")
+def compute(x): return x * x * x
+def shape(x): return jax.core.ShapedArray(x.shape, x.dtype)
+def tangent(primals, tangents): return cubed_p.bind(*primals), 3 * primals[0] ** 2 * tangents[0]
+def batch(args, axes): return cubed_p.bind(*args), axes[0]
+cubed_p.def_impl(compute)
+cubed_p.def_abstract_eval(shape)
+ad.primitive_jvps[cubed_p] = tangent
+batching.primitive_batchers[cubed_p] = batch
+mlir.register_lowering(cubed_p, mlir.lower_fun(compute, multiple_results=False))
+# here
+class Holder:
+    def of(self): return cubed_p
+def step(x): return cubed_p.bind(x)
+def held(x): return Holder().of().bind(x)
+def other(x): return other_p.bind(x)
+"""
 OPTAX = """
 import optax, jax
 optimizer = optax.adam(1e-3, b1=0.9)
@@ -158,6 +180,7 @@ LIBRARIES = {
     "jax": (TRANSFORMS, JAX_NAMES),
     "jax.numpy": (ARRAYS, "array keyed other"),
     "jax.custom_vjp": (CUSTOM, CUSTOM_NAMES),
+    "jax.extend": (PRIMITIVES, "step held other"),
     "optax": (OPTAX, OPTAX_NAMES),
     "flax.linen": (FLAX, "step init rematted scanned other"),
     "flax.nnx": (NNX, "step whole makes other"),
@@ -176,6 +199,7 @@ main.structured(1.0), main.constant(1.0), main.other(1.0)
 main.step(2.0), main.logs(2.0), main.pairs(1), main.plains(1), jax.jit(main.calls)(jnp.ones(2))
 jax.tree.leaves(main.pairs(1))
 """,
+    "jax.extend": "jax.vmap(jax.grad(main.step))(jnp.ones(2)), main.held(1.0)",
     "optax": """
 p = jnp.ones(3)
 main.step(p, p, main.optimizer.init(p)), main.chain(p, p, main.chained.init(p)), main.makes(p)
@@ -225,6 +249,12 @@ ROWS = [
     edit("jax: how a registered class is flattened", CUSTOM, "(p.a,), None", "(), p.a", "plains", "pairs other"),
     edit("jax: how it is put together", CUSTOM, "Plain(c[0])", "Plain(c[0] + 0)", "plains", "pairs other"),
     edit("jax: what a callback does", CUSTOM, "y + 7", "y + 8", "calls", "step other"),
+    edit("jax: what a primitive computes", PRIMITIVES, "x * x * x", "x * x + x", "step held", "other"),
+    edit("jax: the tangent of a primitive", PRIMITIVES, "3 * primals", "4 * primals", "step held", "other"),
+    edit("jax: how a primitive is mapped", PRIMITIVES, "axes[0]", "axes[0] + 0", "step held", "other"),
+    edit("jax: how a primitive is lowered for one kind of device", PRIMITIVES, "# here", "mlir.register_lowering(cubed_p, mlir.lower_fun(shape), platform='cuda')", "step held", "other"),
+    edit("jax: that a primitive is in a set of jax's", PRIMITIVES, "# here", "import jax._src.dispatch; jax._src.dispatch.prim_requires_devices_during_lowering.add(cubed_p)", "step held", "other"),
+    edit("jax: the name of a primitive", PRIMITIVES, '"cubed"', '"cube"', "step held", "other"),
     edit("optax: a rate", OPTAX, "1e-3", "2e-3", "step", "chain schedule makes other"),
     edit("optax: a decay", OPTAX, "0.9", "0.8", "step", "chain schedule other"),
     edit("optax: a clip in a chain", OPTAX, "norm(1.0)", "norm(2.0)", "chain", "step schedule makes other"),

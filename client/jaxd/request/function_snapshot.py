@@ -413,6 +413,7 @@ class SnapshotCache:
 
     Attributes:
         refusal: why the function could not be walked, where its calls run here; else None.
+        walk_s: seconds that the last walk took.
         jit_calls: what dispatches its calls that run in this process as `jax.jit` does, and has all
             that it reads pinned; None where each call looks whether it is as it was.
         known: runs calls whose program is loaded, as long as the function is as it was; None: each
@@ -428,6 +429,7 @@ class SnapshotCache:
         callbacks: tuple[Callable[..., Any], ...] = (),
     ) -> None:
         self.refusal: WalkRefusal | None = None
+        self.walk_s = 0.0
         self.jit_calls: JitCalls | None = None
         self.known: RunsCalls | None = None
         self._function = function
@@ -516,7 +518,11 @@ class SnapshotCache:
         return current
 
     def _take_snapshot(self, before: FunctionSnapshot | None, installed: int) -> FunctionSnapshot:
-        found = FunctionSnapshot(self._function, self._options, *self._rules, installed)
+        begun_s = monotonic()
+        try:
+            found = FunctionSnapshot(self._function, self._options, *self._rules, installed)
+        finally:
+            self.walk_s = monotonic() - begun_s
         if before is not None and before.learned:
             self._reads[before.manifest.fingerprint] = before.learned
         reads = self._reads.get(found.manifest.fingerprint)
@@ -554,7 +560,9 @@ class SnapshotCache:
 # what a server has refused ---------------------------------------------------------------------
 
 _WALK_AGAIN_S: Final = 1.0
-"""A function that cannot be walked is walked again after this time: what it reaches may change."""
+_WALK_AGAIN: Final = 20
+"""A function that cannot be walked is walked again after this time, or so many times as long as the
+walk took: what it reaches may change."""
 
 
 class Refused(Exception):
@@ -574,11 +582,12 @@ class WalkRefusal:
 
     Args:
         reason: why.
+        walk_s: seconds that it took to find out.
     """
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, walk_s: float) -> None:
         self._reason = reason
-        self._until = monotonic() + _WALK_AGAIN_S
+        self._until = monotonic() + max(_WALK_AGAIN_S, _WALK_AGAIN * walk_s)
 
     def check(self) -> None:
         """Returns when the function may be walked again.

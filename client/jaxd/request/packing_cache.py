@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import types
 from collections.abc import Callable
 from time import monotonic
@@ -19,7 +20,12 @@ from jaxd_protocol.fingerprint import (
 )
 from jaxd_protocol.fingerprint.guards import all_changes_are_seen
 from jaxd_protocol.fingerprint.walk import Walk
-from jaxd_protocol.pickling.pack.arguments import pack
+from jaxd_protocol.pickling.pack.arguments import (
+    Refusal,
+    depends_on_the_value,
+    pack,
+    remembered_until,
+)
 from jaxd_protocol.pickling.pack.functions import Packed
 
 _MAX_CACHED: Final = 256
@@ -30,9 +36,6 @@ _MAX_LARGE_BYTES: Final = 2 << 20
 own with all that it reaches, which `eqx.filter_jit` makes a static argument, may have 400 kB."""
 _MAX_REFUSALS: Final = 64
 _MAX_PARTS: Final = 64
-_REFUSED_FOR: Final = 20
-"""That an object cannot travel holds for so many times as long as it took to find out: what decides
-about that beside the object, such as the names of modules, nothing watches."""
 
 
 class GuardedContent(NamedTuple):
@@ -56,9 +59,10 @@ def guard_content(value: Any, name: str) -> GuardedContent | None:
 def _watched_walk(
     value: Any, name: str, instead: Callable[[Walk, Any], bool] | None = None
 ) -> WalkResult | None:
+    # In a tuple: of an object that can be called, a walk from there sees only what it calls.
+    looked_at = value if _is_code(value) else (value,)
     try:
-        # In a tuple: of an object that can be called, a walk from there sees only what it calls.
-        walked = walk_for_packing((value,), name, instead)
+        walked = walk_for_packing(looked_at, name, instead)
     except PackingError:
         return None
     if walked.fingerprint.unshared or not walked.guards.complete:
@@ -66,7 +70,18 @@ def _watched_walk(
     return walked if all_changes_are_seen(walked.reach) else None
 
 
-_part_guards: Final = BoundedDict[tuple[int, bytes], tuple[Any, Guards]](_MAX_PARTS)
+class _Part(NamedTuple):
+    value: Any
+    guards: Guards | None  # None: nothing sees all that may change in it
+    until_s: float = math.inf
+
+    def holds(self, value: Any) -> bool:
+        if self.value is not value:
+            return False
+        return monotonic() < self.until_s if self.guards is None else self.guards.hold()
+
+
+_parts: Final = BoundedDict[tuple[int, bytes], _Part](_MAX_PARTS)
 
 
 def guards_by_parts(value: Any, name: str) -> Guards | None:
@@ -84,19 +99,29 @@ def guards_by_parts(value: Any, name: str) -> Guards | None:
 
 def _guard_part(walk: Walk, value: Any) -> bool:
     """Takes over the guards of a function or class of the user's; False for anything else."""
-    is_code = type(value) is types.FunctionType or isinstance(value, type)
-    if not is_code or not walk.is_local(value.__module__):
+    if not _is_code(value) or not walk.is_local(value.__module__):
         return False
     key = id(value), current_packing().mark
-    known = _part_guards.use(key)
-    if known is None or known[0] is not value or not known[1].hold():
-        found = guard_content(value, value.__qualname__)
-        if found is None:
-            walk.guards.incomplete()
-            return True
-        known = _part_guards[key] = value, found.guards
-    walk.guards.absorb(known[1])
+    known = _parts.use(key)
+    if known is None or not known.holds(value):
+        known = _parts[key] = _look_at(value)
+    if known.guards is None:
+        walk.guards.incomplete()
+    else:
+        walk.guards.absorb(known.guards)
     return True
+
+
+def _is_code(value: Any) -> bool:
+    return type(value) is types.FunctionType or isinstance(value, type)
+
+
+def _look_at(value: Any) -> _Part:
+    started_s = monotonic()
+    found = guard_content(value, value.__qualname__)
+    if found is None:
+        return _Part(value, None, remembered_until(started_s))
+    return _Part(value, found.guards)
 
 
 class _CachedPickle(NamedTuple):
@@ -106,17 +131,9 @@ class _CachedPickle(NamedTuple):
     packed: Packed
 
 
-class _Refusal(NamedTuple):
-    kept: Any
-    mark: bytes
-    guards: Guards
-    reason: str
-    until_s: float
-
-
 _pickle_cache: Final = BoundedDict[Any, _CachedPickle](_MAX_CACHED)
 _large_pickles: Final = BoundedDict[Any, _CachedPickle](_MAX_LARGE)
-_refusals: Final = BoundedDict[Any, _Refusal](_MAX_REFUSALS)
+_refusals: Final = BoundedDict[Any, Refusal](_MAX_REFUSALS)
 
 
 def pack_cached(value: Any, what: str) -> Packed:
@@ -139,8 +156,8 @@ def pack_cached(value: Any, what: str) -> Packed:
     if known is not None and known.mark == now and known.guards.hold():
         return known.packed
     refusal = _refusals.get((key, what))
-    if refusal is not None and _holds(refusal, now):
-        raise PackingError(refusal.reason)
+    if refusal is not None:
+        refusal.check()
     started_s = monotonic()
     try:
         with one_moment():
@@ -148,23 +165,10 @@ def pack_cached(value: Any, what: str) -> Packed:
             watched = guards_by_parts(value, type(value).__qualname__)
             packed = pack(value, what)
     except PackingError as error:
-        if watched is not None and _depends_on_the_value(error):
-            until_s = monotonic() + _REFUSED_FOR * (monotonic() - started_s)
-            known_as = key, what
-            _refusals[known_as] = _Refusal((value, kept), now, watched, str(error), until_s)
+        if watched is not None and depends_on_the_value(error):
+            _refusals[key, what] = Refusal.of((value, kept), watched, error, started_s)
         raise
     if watched is not None and len(packed) <= _MAX_LARGE_BYTES:
         kept_in = _pickle_cache if len(packed) <= _MAX_CACHED_BYTES else _large_pickles
         kept_in[key] = _CachedPickle((value, kept), now, watched, packed)
     return packed
-
-
-def _holds(refusal: _Refusal, mark: bytes) -> bool:
-    is_recent = refusal.mark == mark and monotonic() < refusal.until_s
-    return is_recent and refusal.guards.hold()
-
-
-def _depends_on_the_value(error: PackingError) -> bool:
-    """Whether packing it again fails again: not with less on the stack, or a moment later."""
-    cause = error.__cause__
-    return isinstance(cause, PackingError) and cause.__cause__ is cause.__context__ is None

@@ -208,7 +208,7 @@ class Fallback:
     def remember(self, reason: str, call: CallRequest | None, phase: str) -> None:
         """Has calls like this one run here at once, as long as the function is what it is."""
         if phase == "walking":
-            self._snapshots.refusal = WalkRefusal(reason)
+            self._snapshots.refusal = WalkRefusal(reason, self._snapshots.walk_s)
         elif call is not None:
             call.spec.snapshot.refused[call.kind] = reason
 

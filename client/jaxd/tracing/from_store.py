@@ -208,7 +208,7 @@ class StoreCalls:
         except Refused:
             return None
         except Exception as error:  # noqa: BLE001  what has no key runs as any function of jax
-            snapshots.refusal = WalkRefusal(str(error))  # and is not walked at each call
+            snapshots.refusal = WalkRefusal(str(error), snapshots.walk_s)  # not at each call
             return None
 
     def _taken(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.base.bounded import BoundedDict
@@ -199,6 +200,12 @@ def content_id(value: Any) -> bytes:
     return _noted(key, found)
 
 
+def content_guards(value: Any) -> Guards | None:
+    """Those of the walk for its content id; None where there was none, or it has failed."""
+    known = _content_ids.get((id(value), current_packing().mark))
+    return known.guards if known is not None and known.value is value else None
+
+
 def _is_still(key: tuple[int, bytes], known: _Content) -> bool:
     moment = _moment.get()
     is_noted = moment is not None and key in moment.contents
@@ -251,9 +258,20 @@ def current_packing() -> PackedFor:
 def walk_for_packing(
     value: Any, name: str, instead: Callable[[Walk, Any], bool] | None = None
 ) -> WalkResult:
-    """A walk over a part of what is packed, as its content id is made; see `walk`."""
-    used = _current.get()
-    return walk(value, name, archives=used.archives, readers=used.readers, instead=instead)
+    """A walk over a part of what is packed, as its content id is made; see `walk`.
+
+    Within `one_moment` each object is walked over once.
+    """
+    used, moment = _current.get(), _moment.get()
+    make = partial(walk, value, name, archives=used.archives, readers=used.readers, instead=instead)
+    if moment is None or instead is not None or used.archives is not None:
+        return make()
+    known = moment.seen_from(_LOCAL_PROCESS).parts
+    kept = known.get((id(value), used.readers))
+    found = make() if kept is None else kept[1]
+    if not found.fingerprint.unshared:  # else it is another one each time
+        known[id(value), used.readers] = value, found
+    return found
 
 
 @contextmanager

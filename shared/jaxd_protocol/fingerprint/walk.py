@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from types import FunctionType, MappingProxyType, ModuleType
 from typing import Any, Final, NamedTuple
 
+from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.fingerprint.canonical_bytes import ATOMS, DIGEST_SIZE, atom, digest, tag
 from jaxd_protocol.fingerprint.data_model import (
     Archives,
@@ -35,6 +36,9 @@ MAX_PARTS: Final = 5000
 
 _MAX_DEPTH: Final = 64
 """Nested tuples deeper than this are taken apart later, instead of on top of each other."""
+
+_MAX_KEPT: Final = 16
+"""A walk over a part may have found much: so many are kept at a moment."""
 
 EmitContent = Callable[["Walk", Any], None]
 
@@ -94,12 +98,14 @@ class SharedFindings:
         classes: walks over classes, by `id`.
         unpatched: what is installed and was found as it was installed, by `id`.
         carries: for attributes of installed modules, their values and whether these travel along.
+        parts: walks over parts of what is packed, by `id` and by what is read of them beside.
     """
 
     def __init__(self) -> None:
         self.classes: dict[int, WalkResult] = {}
         self.unpatched: dict[int, Any] = {}
         self.carries: dict[tuple[int, str], tuple[ModuleType, Any, bool]] = {}
+        self.parts = BoundedDict[tuple[int, Collection[Any]], tuple[Any, WalkResult]](_MAX_KEPT)
 
 
 class Handlers(NamedTuple):
@@ -427,8 +433,8 @@ class Walk:
         inner._cuts = self._cuts
         return inner
 
-    def walk_class(self, cls: type) -> WalkResult:
-        """The content of a class by itself, independent of what refers to it.
+    def walk_class(self, cls: type, name: str) -> WalkResult:
+        """The content of a class, or a primitive, by itself, independent of what refers to it.
 
         On a server a class may have come with another function, and with it whatever it refers
         to. So what it shares with this function must not count: the walk over it has its own
@@ -443,15 +449,15 @@ class Walk:
             for number in unfinished & leads_to.keys():
                 raise CyclicClasses(leads_to[number])
         if known is None:
-            known = self._walk_class(cls)
+            known = self._walk_class(cls, name)
         return known
 
-    def _walk_class(self, cls: type) -> WalkResult:
+    def _walk_class(self, cls: type, name: str) -> WalkResult:
         inner = self._sub_walk()
         inner.open_classes |= inner.classes_inside.keys()
         inner.classes_inside = {id(cls): cls}
         try:
-            found = inner.run(cls, cls.__qualname__)
+            found = inner.run(cls, name)
         except CyclicClasses as cycle:
             self._leads_to[id(cls)][id(cycle.cls)] = cycle.cls
             raise

@@ -15,6 +15,7 @@ from jaxd_protocol.jax_objects.names import (
     kind_of,
     name_of_jax_object,
 )
+from jaxd_protocol.jax_objects.registrations import rules_of
 
 
 class ObjectParts(NamedTuple):
@@ -74,6 +75,11 @@ def _attributes(*names: str) -> Callable[[Any], dict[str, Any]]:
 def _state_parts(value: Any) -> dict[str, Any]:
     state = vars(value)
     return {name: state[name] for name in sorted(state) if name not in COPIED_ATTRIBUTES}
+
+
+def _primitive_parts(primitive: Any) -> dict[str, Any]:
+    rules = {f"rule {':'.join(place)}": rule for place, rule in rules_of(primitive).items()}
+    return _state_parts(primitive) | rules
 
 
 def _tree_parts(structure: Any) -> dict[str, Any]:
@@ -226,7 +232,7 @@ _PARTS_OF_KIND: dict[str, Callable[[Any], dict[str, Any]]] = {
     "custom_vjp": _state_parts,
     "custom_vmap": _state_parts,
     "ufunc": lambda ufunc: {"name": ufunc.__name__, **ufunc._ufunc__static_props},
-    "primitive": _state_parts,
+    "primitive": _primitive_parts,
     "cache": _attributes("__wrapped__"),
     "tree structure": _tree_parts,
     "device": _attributes("platform", "id"),

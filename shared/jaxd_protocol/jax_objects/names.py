@@ -13,8 +13,9 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.packages.importable import importable_name, name_within
-from jaxd_protocol.packages.installed import is_local_module
+from jaxd_protocol.packages.installed import content_of, is_local_module
 
 JAX_TYPES: dict[str, tuple[str, str]] = {
     "custom_jvp": ("jax", "custom_jvp"),
@@ -106,7 +107,28 @@ def name_of_jax_object(value: Any) -> tuple[str, str] | None:
         found = name_within(package, value)
         if found is not None:
             return found
-    return None
+    # code of a library may compare primitives by identity, and the rules of one may be all of jax
+    places = places_of(value) if kind_of(value) == "primitive" else ()
+    return min((each for each in places if not is_local_module(each[0])), default=None)
+
+
+def places_of(value: Any) -> tuple[tuple[str, str], ...]:
+    """The loaded modules that have an object, and its names there."""
+    known = _places.get(id(value))
+    count = len(sys.modules)
+    if known is None or known[0] is not value or known[1] != count:
+        found = [
+            (module, name)
+            for module in sys.modules.copy()
+            for name, each in content_of(module).copy().items()
+            if each is value
+        ]
+        known = _places[id(value)] = value, count, tuple(found)
+    return known[2]
+
+
+_MAX_PLACES = 64
+_places = BoundedDict[int, tuple[Any, int, tuple[tuple[str, str], ...]]](_MAX_PLACES)
 
 
 def _packages(value: Any) -> Iterator[str]:

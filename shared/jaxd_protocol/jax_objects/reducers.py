@@ -17,7 +17,8 @@ from jaxd_protocol.packages.importable import find_object
 def reduce_jax(value: Any) -> Any:
     """What `pickle` needs to make a jax object again, as `__reduce__` would return it.
 
-    `NotImplemented` for what is not of jax, and where jax's own pickling does it.
+    `NotImplemented` for what is not of jax, where jax's own pickling does it, and for a primitive
+    of the user's own.
 
     Raises:
         PackingError: when the object belongs to the process that made it.
@@ -117,13 +118,6 @@ def _refuse(what: str, instead: str) -> Callable[[Any], NoReturn]:
     return reduce
 
 
-def _primitive(value: Any) -> NoReturn:
-    raise PackingError(
-        f"the primitive {value.name} is in no installed module, and its rules are in tables inside "
-        "jax: define it in a package that is installed on both ends"
-    )
-
-
 def _make_cache(function: Any) -> Any:
     import jax  # noqa: F401
 
@@ -136,7 +130,7 @@ _REDUCERS: dict[str, Callable[[Any], Any]] = {
     "custom_vjp": _reduce_in_two_steps,
     "custom_vmap": _reduce_in_two_steps,
     "ufunc": _reduce_in_two_steps,
-    "primitive": _primitive,
+    "primitive": lambda _: NotImplemented,  # its rules go with it
     "cache": lambda cache: (_make_cache, (cache.__wrapped__,)),
     "tree structure": lambda structure: (make_structure, (structure_nodes(structure),)),
     "partition spec": _partition_spec,

@@ -5,7 +5,8 @@ a library's decorator) has run where the class was defined, and its effects are 
 namespace. Running it again over a namespace that is still empty would do something else: flax
 would register a dataclass without fields, a registry of the user's would hold the class twice, a
 hook with arguments would fail. So the class is made without it; `finish_class` then repeats what
-a library keeps outside of the class.
+a library keeps outside of the class. Primitives of jax likewise: their rules are in tables of jax
+and of the libraries on it.
 
 Private to jax: `jax._src.tree_util._registry` with the fields `to_iter` and `from_iter` of its
 entries, and the names of the functions that jax's own ways of registering put there. Private to
@@ -23,13 +24,17 @@ import importlib
 import operator
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Mapping, MutableSet
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
-from jaxd_protocol.jax_objects.names import attribute
+from jaxd_protocol.jax_objects.names import attribute, kind_of, name_of_jax_object
+from jaxd_protocol.packages.bare_objects import file_of, names_made_in
+from jaxd_protocol.packages.importable import find_object
+from jaxd_protocol.packages.installed import OWN_PACKAGES, content_of, is_local_module
 
 # Held while hooks of base classes are replaced. Other threads may define subclasses meanwhile:
 # the replacement looks at the thread.
@@ -285,3 +290,111 @@ _REGISTER: dict[str, Callable[..., None]] = {
     "flax.nnx": _register_with_flax,
 }
 """By the style of a `Registration`."""
+
+
+# the rules of primitives -------------------------------------------------------------------------
+
+Place = tuple[str, ...]
+"""A module, the name of a table in it, and where that is a dict of tables the key of one."""
+
+_TABLE_TYPES = frozenset({dict, OrderedDict, defaultdict, set, WeakKeyDictionary, WeakSet})
+_MOST_TABLES_INSIDE = 64
+_MAKES_A_TABLE = r"[\w.]*[({]"
+
+
+class RuleTable(NamedTuple):
+    """A table of an installed module that may have rules by primitive.
+
+    Attributes:
+        names: of the module and of the table in it, those of imports of it among them.
+        inside: the key under which the named table has this one; empty where it is that itself.
+        content: a dict or a set.
+        is_known: whether there are primitives in it.
+    """
+
+    names: list[Place]
+    inside: Place
+    content: Any
+    is_known: bool
+
+    def place(self) -> Place:
+        """Where it is made: the same in each process."""
+        of = self.names
+        made = [each for each in of if each[1] in names_made_in(file_of(each[0]), _MAKES_A_TABLE)]
+        return *min(made or of), *self.inside
+
+    def rule(self, primitive: Any) -> Any:
+        """What it has for a primitive; True where it is a set."""
+        return True if isinstance(self.content, MutableSet) else self.content[primitive]
+
+
+def is_own_primitive(value: Any) -> bool:
+    """Whether it is a primitive of jax that no installed module has: the user's own."""
+    return kind_of(value) == "primitive" and name_of_jax_object(value) is None
+
+
+def rule_tables(primitive: Any) -> list[RuleTable]:
+    """The tables that have a primitive of the user's own, and those of other primitives.
+
+    Differentiation, batching, lowering and the like each have one. Nobody lists them: they are
+    found by looking at what the installed modules hold.
+    """
+    return [each for each in _tables.all() if each.is_known or primitive in each.content]
+
+
+def rules_of(primitive: Any) -> dict[Place, Any]:
+    """What jax and the libraries on it keep of a primitive, by place."""
+    tables = [each for each in rule_tables(primitive) if primitive in each.content]
+    found = [(each.place(), each.rule(primitive)) for each in tables]
+    return dict(sorted(found, key=operator.itemgetter(0)))
+
+
+def finish_primitive(primitive: Any, attributes: dict[str, Any], rules: dict[Place, Any]) -> None:
+    """Completes a primitive that has arrived, with what `rules_of` has found at its client."""
+    vars(primitive).update(attributes)
+    for (module, name, *inside), rule in rules.items():
+        table = find_object(module, name)
+        for key in inside:
+            table = table.setdefault(key, {})
+        if isinstance(table, MutableSet):
+            table.add(primitive)
+        else:
+            table[primitive] = rule
+
+
+class _Tables:
+    """What installed modules hold that may be a table of rules. Any thread may ask."""
+
+    def __init__(self) -> None:
+        self._seen: tuple[int, list[RuleTable]] = (0, [])
+
+    def all(self) -> Iterator[RuleTable]:
+        """Those of the modules that are loaded now."""
+        count = len(sys.modules)
+        if self._seen[0] != count:
+            self._seen = count, _look_for_tables()
+        for outer in self._seen[1]:
+            yield outer
+            if isinstance(outer.content, dict) and len(outer.content) <= _MOST_TABLES_INSIDE:
+                for key, inner in outer.content.copy().items():
+                    if type(inner) in _TABLE_TYPES and type(key) is str:
+                        yield RuleTable(outer.names, (key,), inner, _has_primitives(inner))
+
+
+def _look_for_tables() -> list[RuleTable]:
+    found: dict[int, RuleTable] = {}
+    for module in sys.modules.copy():
+        if is_local_module(module) or module.partition(".")[0] in OWN_PACKAGES:
+            continue
+        for name, value in content_of(module).copy().items():
+            if type(value) in _TABLE_TYPES and not name.startswith("__"):
+                new = RuleTable([], (), value, _has_primitives(value))
+                found.setdefault(id(value), new).names.append((module, name))
+    return list(found.values())
+
+
+def _has_primitives(table: Any) -> bool:
+    return kind_of(next(iter(table), None)) == "primitive"
+
+
+_tables = _Tables()

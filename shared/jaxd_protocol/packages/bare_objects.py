@@ -16,6 +16,8 @@ from typing import Final
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.packages.installed import content_of, is_local_module
 
+_MAKES_AN_OBJECT: Final = r".*\bobject\(\)"
+
 Place = tuple[str, str]
 """A module, and the name of a global of it."""
 
@@ -58,11 +60,12 @@ def _has(place: Place, value: object) -> bool:
 
 def _first(places: list[Place]) -> Place | None:
     """Of several names of one object the same in each process, as far as that can be."""
-    made = [place for place in places if place[1] in _made_in(_file_of(place[0]))]
+    made = [each for each in places if each[1] in names_made_in(file_of(each[0]), _MAKES_AN_OBJECT)]
     return min(made or places, default=None)
 
 
-def _file_of(module: str) -> str:
+def file_of(module: str) -> str:
+    """The file of a loaded module, as it says."""
     return str(content_of(module).get("__file__"))
 
 
@@ -80,14 +83,19 @@ def _installed_places(count: int) -> dict[int, list[Place]]:  # noqa: ARG001  as
 
 
 @lru_cache(maxsize=256)
-def _made_in(file: str) -> frozenset[str]:
-    """The names to which the source of a module gives objects of their own."""
+def names_made_in(file: str, by: str) -> frozenset[str]:
+    """The names to which the source of a module gives what such an expression makes.
+
+    Args:
+        file: the source.
+        by: the expression, as a pattern.
+    """
     try:
         with open(file, encoding="utf-8") as opened:  # pathlib imports urllib
             source = opened.read()
     except (OSError, UnicodeDecodeError, ValueError):
         return frozenset()
-    return frozenset(re.findall(r"^(\w+)\b[^=\n]*=.*\bobject\(\)", source, re.MULTILINE))
+    return frozenset(re.findall(rf"^(\w+)\b[^=\n]*= *{by}", source, re.MULTILINE))
 
 
 # of the user's own modules ------------------------------------------------------------------------

@@ -18,7 +18,9 @@ from jaxd.request.function_snapshot import (
     FunctionSpec,
     PackageChanges,
     RedecorationCounter,
+    Refused,
     SnapshotCache,
+    WalkRefusal,
     package_changes,
 )
 from jaxd_protocol import fingerprint
@@ -407,3 +409,18 @@ def test_a_loop_that_decorates_is_told_so(
     if number == 1:
         assert warning.filename == __file__  # the line that calls
     assert "add (test_function_snapshot.py:" in str(warning.message)
+
+
+@pytest.mark.parametrize(("walk_s", "again_s"), [(0.001, 1.0), (0.5, 10.0)])
+def test_a_function_that_cannot_be_walked_is_walked_again_later(
+    monkeypatch: pytest.MonkeyPatch, walk_s: float, again_s: float
+) -> None:
+    """After a second, or so many times as long as it took that it costs a twentieth."""
+    now_s = 100.0
+    monkeypatch.setattr(function_snapshot, "monotonic", lambda: now_s)
+    refusal = WalkRefusal("it is of C", walk_s)
+    now_s += again_s - 0.1
+    with pytest.raises(Refused, match="of C"):
+        refusal.check()
+    now_s += 0.2
+    refusal.check()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 from array import array
 from collections import defaultdict
 from collections.abc import Callable
@@ -17,6 +18,8 @@ from jaxd.request.packing_cache import guard_content, pack_cached
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.guards import is_implemented_in_c
+from jaxd_protocol.fingerprint.walk import Walk
+from jaxd_protocol.pickling.pack import arguments
 from jaxd_protocol.pickling.unpack.unpickler import unpack
 from tests.client.packings import record_packings
 from tests.ids import stable_id
@@ -132,7 +135,7 @@ def test_that_something_cannot_travel_is_found_out_once(
     packings: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As long as it is as it was, and for a while; a call that falls back asks each time."""
-    monkeypatch.setattr(packing_cache, "_REFUSED_FOR", 1e9)
+    monkeypatch.setattr(arguments, "_REFUSED_FOR", 1e9)
     monkeypatch.setattr(packing_cache, "_refusals", {})
     value = Setting(more={"mark": object()})
     for _ in range(5):
@@ -145,7 +148,7 @@ def test_that_something_cannot_travel_is_found_out_once(
     with pytest.raises(PackingError):
         pack_cached(value, "my thing")
     assert len(packings) == 3
-    monkeypatch.setattr(packing_cache, "_REFUSED_FOR", 0)
+    monkeypatch.setattr(arguments, "_REFUSED_FOR", 0)
     value.more["other"] = 3
     for _ in range(2):
         with pytest.raises(PackingError):
@@ -153,6 +156,68 @@ def test_that_something_cannot_travel_is_found_out_once(
     assert len(packings) == 5
     value.more["mark"] = 1
     assert unpack(pack_cached(value, "my thing")).more == {"mark": 1, "other": 3}
+
+
+def imports(name: str) -> Any:
+    """What no walk can follow."""
+    return importlib.import_module(name)
+
+
+@pytest.fixture
+def walks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What is walked over, but for the parts of a walk."""
+    found: list[Any] = []
+    whole = Walk.run
+
+    def noted(walk: Walk, value: Any, name: str) -> Any:
+        if not walk.is_inner:
+            found.append(value)
+        return whole(walk, value, name)
+
+    monkeypatch.setattr(Walk, "run", noted)
+    monkeypatch.setattr(arguments, "_REFUSED_FOR", 1e9)
+    monkeypatch.setattr(arguments, "_refused", {})
+    monkeypatch.setattr(packing_cache, "_parts", BoundedDict(2))
+    return found
+
+
+def test_that_a_function_cannot_be_walked_is_found_out_once_for_all_values_that_have_it(
+    walks: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And again after a while."""
+    for number in range(5):
+        with pytest.raises(PackingError, match="import_module"):
+            pack_cached((imports, f"number {number}"), "it")
+    assert walks.count(imports) == 2  # to watch it, and to pack it
+    monkeypatch.setattr(arguments, "_REFUSED_FOR", 0)
+    arguments._refused.clear()
+    for number in (5, 6):
+        with pytest.raises(PackingError, match="import_module"):
+            pack_cached((imports, f"number {number}"), "it")
+    assert walks.count(imports) == 4
+
+
+def test_that_a_function_cannot_be_packed_is_found_out_once_for_all_values_that_have_it(
+    walks: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as nothing in it changes."""
+    tried: list[Any] = []
+
+    def refused(function: Any, what: str, reach: Any) -> Any:
+        tried.append(function)
+        raise PackingError("it is of this process")
+
+    monkeypatch.setattr(arguments, "pack_function", refused)
+    monkeypatch.setattr(arguments, "_packed_callables", BoundedDict(2))
+    for number in range(5):
+        with pytest.raises(PackingError, match="is of this process"):
+            pack_cached((scaled, f"number {number}"), "it")
+    assert tried == [scaled]
+    assert walks.count(scaled) == 1
+    monkeypatch.setattr(RATE, "value", 2)
+    with pytest.raises(PackingError, match="is of this process"):
+        pack_cached((scaled, "another number"), "it")
+    assert tried == [scaled, scaled]
 
 
 def test_what_is_watched_has_a_content() -> None:
@@ -216,7 +281,7 @@ def test_a_function_is_looked_at_once_for_all_values_that_have_it(
         return whole(value, name)
 
     monkeypatch.setattr(packing_cache, "guard_content", noted)
-    monkeypatch.setattr(packing_cache, "_part_guards", BoundedDict(2))
+    monkeypatch.setattr(packing_cache, "_parts", BoundedDict(2))
     values = [(scaled, Setting, f"number {number}") for number in range(5)]
     for value in (*values, *values):
         pack_cached(value, "it")

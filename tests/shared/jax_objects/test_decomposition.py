@@ -106,6 +106,28 @@ def test_what_jax_defines_is_its_name() -> None:
     assert primitive == ObjectParts("primitive", (("module", "jax.lax"), ("name", "sin_p")))
 
 
+def test_the_rules_of_a_primitive_of_the_users_are_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the table that has each, under the name in the module that makes it, and in order."""
+    from jax._src import dispatch
+    from jax._src.interpreters import mlir
+    from jax.interpreters import ad
+
+    own = type(jax.lax.sin_p)("own")
+    monkeypatch.setitem(ad.primitive_jvps, own, product)
+    monkeypatch.setitem(mlir._platform_specific_lowerings["cuda"], own, product)
+    needing = dispatch.prim_requires_devices_during_lowering
+    needing.add(own)
+    found = decompose(own)
+    needing.remove(own)
+    assert found is not None
+    rules = {name: part for name, part in (*found.settings, *found.children) if "rule" in name}
+    assert rules == {
+        "rule jax._src.dispatch:prim_requires_devices_during_lowering": True,
+        "rule jax._src.interpreters.ad:primitive_jvps": product,
+        "rule jax._src.interpreters.mlir:_platform_specific_lowerings:cuda": product,
+    }
+
+
 def test_a_rule_of_a_custom_derivative_is_a_part() -> None:
     """Two functions with one body and different derivatives are two functions."""
 

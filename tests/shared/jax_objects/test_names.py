@@ -90,7 +90,7 @@ def test_local_objects_have_no_name_to_travel_by() -> None:
 def test_a_primitive_of_another_installed_package_is_found_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its rules say which package it may be from."""
+    """Its rules say which package it may be from; one without any is looked for in all."""
     module = ModuleType("installed_one")
     module.__spec__ = jax.__spec__
     module.__file__ = jax.__file__
@@ -102,3 +102,5 @@ def test_a_primitive_of_another_installed_package_is_found_there(
     module.own_p = type(jax.lax.sin_p)("own")  # type: ignore[attr-defined]
     module.own_p.def_impl(rule)
     assert name_of_jax_object(module.own_p) == ("installed_one", "own_p")
+    module.bare_p = type(jax.lax.sin_p)("bare")  # type: ignore[attr-defined]
+    assert name_of_jax_object(module.bare_p) == ("installed_one", "bare_p")

@@ -167,10 +167,10 @@ def _receive_by_bytes(fingerprint: bytes, data: bytes | memoryview) -> UnpackedF
     return UnpackedFunction(unpack(data))
 
 
-def _is_right(name: ClassId, cls: type, there: ClientProcess, sent_for: PackedFor) -> bool:
+def _is_right(name: ClassId, cls: Any, there: ClientProcess, sent_for: PackedFor) -> bool:
     """Whether a class has the content that its id says, so that other functions may share it."""
     archives, readers, scope = sent_for
-    walked = walk(cls, cls.__qualname__, there, archives=archives, readers=readers)
+    walked = walk(cls, name.qualname, there, archives=archives, readers=readers)
     found = walked.fingerprint
     return id_in_scope(found.digest, scope) == name.content or bool(found.unshared)
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.data_model import Steps
 from jaxd_protocol.fingerprint.values import modules
-from jaxd_protocol.fingerprint.walk import CyclicClasses, Walk
+from jaxd_protocol.fingerprint.walk import CyclicClasses, EmitContent, Walk
 from jaxd_protocol.packages.importable import importable_name
 
 _IGNORED_ATTRIBUTES: Final = frozenset(
@@ -73,7 +73,7 @@ def emit_class(walk: Walk, cls: type) -> None:
     if name is None and not _is_made_in_python(cls):
         name = str(type.__getattribute__(cls, "__module__")), cls.__qualname__
     if name is None:  # also one that a library has made, which only has the library's module name
-        _by_content(walk, cls)
+        emit_by_content(walk, cls, _emit_content, cls.__qualname__)
         return
     walk.refuse_patched(cls)
     refuse_own_node(walk, cls)
@@ -115,24 +115,32 @@ def _has_jax() -> bool:
     return "jax" in sys.modules
 
 
-def _by_content(walk: Walk, cls: type) -> None:
-    walk.reach.whole.add(id(cls))
-    if id(cls) in walk.classes_inside:
-        walk.numbered(cls, _emit_content, cls.__qualname__)
+def emit_by_content(walk: Walk, value: Any, body: EmitContent, name: str) -> None:
+    """Appends what is one object on a server whatever refers to it, by the digest of its content.
+
+    Args:
+        walk: the walk.
+        value: a class, or a primitive of jax.
+        body: appends its content.
+        name: what it is called.
+    """
+    walk.reach.whole.add(id(value))
+    if id(value) in walk.classes_inside:
+        walk.numbered(value, body, name)
         return
-    if id(cls) in walk.open_classes:
-        raise CyclicClasses(cls)
+    if id(value) in walk.open_classes:
+        raise CyclicClasses(value)
     try:
-        found = walk.walk_class(cls)
+        found = walk.walk_class(value, name)
     except CyclicClasses as cycle:
         if id(cycle.cls) not in walk.classes_inside:
             raise
-        walk.classes_inside[id(cls)] = cls
-        walk.numbered(cls, _emit_content, cls.__qualname__)
+        walk.classes_inside[id(value)] = value
+        walk.numbered(value, body, name)
         return
     walk.tag("class")
     walk.write(found.fingerprint.digest)
-    walk.meet(cls, found)
+    walk.meet(value, found)
 
 
 def _is_made_in_python(cls: type) -> bool:

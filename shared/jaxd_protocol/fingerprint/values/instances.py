@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 import threading
 from collections import OrderedDict, defaultdict, deque
+from collections.abc import MutableSet
 from contextvars import ContextVar
 from dataclasses import Field
 from functools import partial
+from operator import contains
 from typing import Any, Final
 
 from jaxd_protocol.fingerprint.canonical_bytes import constant
@@ -15,7 +17,7 @@ from jaxd_protocol.fingerprint.function_wrapper import FunctionWrapper
 from jaxd_protocol.fingerprint.guards import MISSING, Guards
 from jaxd_protocol.fingerprint.values import generated, mappings, modules, settings
 from jaxd_protocol.fingerprint.values.arrays import emit_array
-from jaxd_protocol.fingerprint.values.classes import slot_names
+from jaxd_protocol.fingerprint.values.classes import emit_by_content, slot_names
 from jaxd_protocol.fingerprint.values.reductions import (
     forwards,
     own_attributes,
@@ -30,6 +32,7 @@ from jaxd_protocol.fingerprint.values.struct_sequences import (
 from jaxd_protocol.fingerprint.walk import Walk, short_repr
 from jaxd_protocol.jax_objects.decomposition import ObjectParts, decompose
 from jaxd_protocol.jax_objects.names import kind_of, name_of_jax_object
+from jaxd_protocol.jax_objects.registrations import is_own_primitive, rule_tables
 from jaxd_protocol.packages.bare_objects import names_of_bare_object
 from jaxd_protocol.packages.importable import importable_name
 from jaxd_protocol.packages.installed import is_local_module
@@ -372,6 +375,9 @@ def _holds(value: Any, name: str, content: Any) -> bool:
 
 def _emit_jax(walk: Walk, value: Any) -> bool:
     """Appends an object of jax; False when it is of no known kind."""
+    if is_own_primitive(value):
+        emit_by_content(walk, value, _emit_primitive, value.name)
+        return True
     object_parts = decompose(value)
     if object_parts is None:
         return False
@@ -385,6 +391,18 @@ def _emit_jax(walk: Walk, value: Any) -> bool:
     else:
         walk.numbered(value, body)
     return True
+
+
+def _emit_primitive(walk: Walk, value: Any) -> None:
+    """Appends a primitive of the user's own, with the rules that jax and the like have for it."""
+    object_parts = decompose(value)
+    assert object_parts is not None
+    _emit_parts(object_parts, walk, value)
+    for table in (each.content for each in rule_tables(value)):
+        if isinstance(table, MutableSet):
+            walk.guards.answer(partial(contains, table, value), value in table)
+        else:
+            walk.guards.item(table, value, table.get(value, MISSING))
 
 
 def _emit_parts(object_parts: ObjectParts, walk: Walk, value: Any) -> None:

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import pickle
 import types
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, Final
+from time import monotonic
+from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import JaxdError, PackingError
 from jaxd_protocol.fingerprint import (
+    Guards,
     WalkResult,
+    content_guards,
     content_id,
     current_packing,
     id_in_scope,
@@ -30,6 +33,7 @@ from jaxd_protocol.fingerprint.function_wrapper import BoundWrapper, FunctionWra
 from jaxd_protocol.fingerprint.guards import all_changes_are_seen
 from jaxd_protocol.fingerprint.values.reflection import subclasses_of
 from jaxd_protocol.jax_objects.names import kind_of
+from jaxd_protocol.jax_objects.registrations import is_own_primitive
 from jaxd_protocol.packages.bare_objects import object_of_name
 from jaxd_protocol.packages.importable import find_object, importable_name
 from jaxd_protocol.packages.installed import OWN_PACKAGES, is_local_module
@@ -42,6 +46,7 @@ from jaxd_protocol.pickling.unpack.content_table import ClassId
 from jaxd_protocol.pickling.unpack.unpickler import intern_callable, intern_class
 
 _MAX_CACHED: Final = 1024
+_MAX_REFUSED: Final = 256
 _MAX_ATTEMPTS: Final = 3
 
 _PICKLED_BY_NAME: Final = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
@@ -92,7 +97,7 @@ def _pack(value: Any, what: str, buffers: list[memoryview] | None) -> Packed:
     raise PackingError(
         f"{what} cannot travel to the server: a class or function in it is changed all the time "
         "while it is packed. Let that end before the call."
-    )
+    ) from _ContentChanged()
 
 
 class _ContentChanged(JaxdError):
@@ -116,6 +121,7 @@ class _ArgumentPickler(Pickler):
         super().__init__(reach, collect)
         self._makers: dict[int, Any] = {}  # by id, which each keeps while it is here
         self._unwatched: dict[bytes, tuple[Any, Packed]] = {}
+        self._arrived: dict[bytes, Any] = {}  # by content id
 
     def reducer_override(self, value: Any) -> Any:
         """As that of a function's pickler, except for code."""
@@ -153,8 +159,9 @@ class _ArgumentPickler(Pickler):
             return archived
         if isinstance(value, FunctionWrapper | BoundWrapper):  # its name may lead to another object
             return self._interned(value)
+        if is_own_primitive(value):
+            return self._interned(value)
         if type(value) in _CODE_TYPES or kind_of(value) in _JITTED_KINDS:
-            self.last = value
             is_local = type(value) is types.FunctionType and is_local_function(value)
             name = None if is_local else importable_name(value)
             return self._interned(value) if name is None else self.by_name(value, name)
@@ -166,9 +173,10 @@ class _ArgumentPickler(Pickler):
             if "subclasses" in current_packing().readers:
                 _refuse_subclasses(cls)
             return super().reduce_type(cls)
-        name = ClassId(content_id(cls), cls.__qualname__, cls.__module__)
+        content, data = self._by_content(cls)
+        name = ClassId(content, cls.__qualname__, cls.__module__)
         self.classes[name] = cls
-        return intern_class, (tuple(name), self._data(name.content, cls))
+        return intern_class, (tuple(name), data)
 
     def reduce_module(self, module: types.ModuleType) -> Any:
         """For a module."""
@@ -176,15 +184,25 @@ class _ArgumentPickler(Pickler):
         return self._interned(module) if local else super().reduce_module(module)
 
     def _interned(self, value: Any) -> Any:
-        content = content_id(value)
+        self.last = value
+        content, data = self._by_content(value)
         self.objects[content] = value
-        return intern_callable, (content, self._data(content, value))
+        return intern_callable, (content, data)
 
-    def _data(self, content: bytes, value: Any) -> bytes:
-        packed = self._packed_once(content, value)
+    def _by_content(self, value: Any) -> tuple[bytes, bytes]:
+        """The content id of a callable or class, and its bytes.
+
+        Without any where it is a class that came with what was written before: it is there then.
+        """
+        with _refused_parts(value):
+            content = content_id(value)
+            if isinstance(value, type) and self._arrived.get(content) is value:
+                return content, b""
+            packed = self._packed_once(content, value)
         for (module, name), cls in packed.classes.items():
             self.classes[ClassId(content_id(cls), name, module)] = cls
-        return bytes(packed)
+        self._arrived.update(packed.objects)
+        return content, bytes(packed)
 
     def _packed_once(self, content: bytes, value: Any) -> Packed:
         """A callable or class, packed once for each content."""
@@ -227,6 +245,80 @@ def _refuse_subclasses(cls: type) -> None:
             f"the function reads which classes were derived from others, and {cls.__name__} has "
             f"{own[0].__qualname__}, which the server's does not have. Pass the subclasses."
         )
+
+
+class Refusal(NamedTuple):
+    """That something cannot travel: as long as its guards hold, and for a while.
+
+    Attributes:
+        kept: so that nothing else gets the ids by which it is known.
+        mark: of what it was packed for.
+        guards: of a walk over it; None where that has failed.
+        reason: why.
+        until_s: `time.monotonic()` of its end.
+    """
+
+    kept: Any
+    mark: bytes
+    guards: Guards | None
+    reason: str
+    until_s: float
+
+    @staticmethod
+    def of(kept: Any, guards: Guards | None, error: PackingError, started_s: float) -> Refusal:
+        """That of an error, which has ended what was started then."""
+        until_s = remembered_until(started_s)
+        return Refusal(kept, current_packing().mark, guards, str(error), until_s)
+
+    def check(self) -> None:
+        """Returns when it has ended.
+
+        Raises:
+            PackingError: when it holds.
+        """
+        is_recent = self.mark == current_packing().mark and monotonic() < self.until_s
+        if is_recent and (self.guards is None or self.guards.hold()):
+            raise PackingError(self.reason)
+
+
+def depends_on_the_value(error: BaseException) -> bool:
+    """Whether packing it again fails again: not with less on the stack, or a moment later."""
+    while isinstance(error, PackingError) and error.__cause__ is not None:
+        error = error.__cause__
+    return isinstance(error, _LASTING) and error.__context__ is None
+
+
+def remembered_until(started_s: float) -> float:
+    """When to find out again what was begun to be found out then."""
+    now_s = monotonic()
+    return now_s + _REFUSED_FOR * (now_s - started_s)
+
+
+_REFUSED_FOR: Final = 20
+"""That an object cannot travel holds for so many times as long as it took to find out: what decides
+about that beside the object, such as the names of modules, nothing watches."""
+
+_LASTING: Final = (PackingError, TypeError, pickle.PicklingError)
+_refused: Final = BoundedDict[int, Refusal](_MAX_REFUSED)
+
+
+@contextmanager
+def _refused_parts(value: Any) -> Iterator[None]:
+    """Around the packing of a callable or class, which stands in many arguments.
+
+    Raises:
+        PackingError: at once where that has failed a moment ago, and when it fails.
+    """
+    known = _refused.get(id(value))
+    if known is not None and known.kept is value:
+        known.check()
+    started_s = monotonic()
+    try:
+        yield
+    except PackingError as error:
+        if depends_on_the_value(error):
+            _refused[id(value)] = Refusal.of(value, content_guards(value), error, started_s)
+        raise
 
 
 _packed_callables: Final = BoundedDict[bytes, Packed](_MAX_CACHED)

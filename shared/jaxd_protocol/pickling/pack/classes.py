@@ -15,9 +15,16 @@ from collections.abc import Callable, Mapping
 from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any, Final
 
+from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.values.reflection import resolved_annotations, subclasses_of
 from jaxd_protocol.fingerprint.values.registries import registered, virtual_subclasses
-from jaxd_protocol.jax_objects.registrations import build_class, class_registration
+from jaxd_protocol.jax_objects.names import places_of
+from jaxd_protocol.jax_objects.registrations import (
+    build_class,
+    class_registration,
+    is_own_primitive,
+    rules_of,
+)
 from jaxd_protocol.packages.importable import importable_name, name_within
 from jaxd_protocol.packages.installed import is_local_module
 from jaxd_protocol.pickling.pack.interface import Packer
@@ -60,6 +67,27 @@ def reduce_class(packer: Packer, cls: type) -> Any:
         (name, type(cls), cls.__name__, cls.__bases__, _creation_attributes(cls)),
     )
     return packer.nested(cls, made, rebuild.fill_class, lambda: _state(packer, cls))
+
+
+def reduce_primitive(packer: Packer, value: Any) -> Any:
+    """A reduce tuple for a primitive of jax that is the user's own, with its rules.
+
+    `NotImplemented` for any other object.
+
+    Raises:
+        PackingError: when no module has it: a library may have made it, whose code knows its own.
+    """
+    if not is_own_primitive(value):
+        return NotImplemented
+    if not places_of(value):
+        raise PackingError(
+            f"the primitive {value.name} is in no module: make it a global of the module that "
+            "defines it, so that it can be known whose it is"
+        )
+    made = rebuild.make_primitive, (tuple(packer.class_id(value)), type(value))
+    return packer.nested(
+        value, made, rebuild.fill_primitive, lambda: (dict(vars(value)), rules_of(value))
+    )
 
 
 def _creation_attributes(cls: type) -> dict[str, Any]:

@@ -28,8 +28,8 @@ class Packer(Protocol):
     def by_name(self, value: Any, name: tuple[str, str]) -> Any:
         """An installed object under the name that leads to it."""
 
-    def class_id(self, cls: type) -> ClassId:
-        """The id of a class by value."""
+    def class_id(self, cls: Any) -> ClassId:
+        """The id of a class by value, or of a primitive of jax."""
 
     def nested(
         self, value: Any, made: tuple[Any, ...], filler: Filler, state: Callable[[], Any]

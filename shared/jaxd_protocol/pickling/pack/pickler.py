@@ -11,6 +11,7 @@ import weakref
 from collections import ChainMap, deque
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
+from functools import partial
 from typing import Any, ClassVar, Final
 
 from jaxd_protocol.fingerprint import content_id
@@ -23,7 +24,7 @@ from jaxd_protocol.packages.installed import OWN_PACKAGES, is_local_module
 from jaxd_protocol.pickling import names
 from jaxd_protocol.pickling.arrays import reduce_array
 from jaxd_protocol.pickling.code_objects import code_arguments
-from jaxd_protocol.pickling.pack.classes import class_name, reduce_class
+from jaxd_protocol.pickling.pack.classes import class_name, reduce_class, reduce_primitive
 from jaxd_protocol.pickling.pack.function_parts import reduce_function
 from jaxd_protocol.pickling.pack.instances import (
     constant_name,
@@ -163,6 +164,7 @@ class Pickler(pickle.Pickler):
         ways = (
             reduce_array,
             reduce_jax,
+            partial(reduce_primitive, self),
             reduce_per_process,
             reduce_struct_sequence,
             reduce_config,
@@ -208,13 +210,14 @@ class Pickler(pickle.Pickler):
         own = (getattr(value, "__module__", None), getattr(value, "__qualname__", None))
         return name[1] if name == own else (find_object, name)
 
-    def class_id(self, cls: type) -> ClassId:
-        """The id of a class by value.
+    def class_id(self, cls: Any) -> ClassId:
+        """The id of a class by value, or of a primitive of jax.
 
         Of two that are alike, as after a reload of their module, the second has one that leads to
         no content: it is another class on the server, too, and this function's own.
         """
-        name = ClassId(content_id(cls), cls.__qualname__, cls.__module__)
+        called = getattr(cls, "__qualname__", None) or cls.name
+        name = ClassId(content_id(cls), called, cls.__module__)
         while self.classes.setdefault(name, cls) is not cls:
             name = name._replace(content=digest(b"alike" + name.content))
         return name

@@ -18,7 +18,12 @@ from typing import Any, NoReturn
 
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.values.reductions import own_attributes
-from jaxd_protocol.jax_objects.registrations import build_class, finish_class
+from jaxd_protocol.jax_objects.registrations import (
+    Place,
+    build_class,
+    finish_class,
+    finish_primitive,
+)
 from jaxd_protocol.pickling.code_objects import CodeLocation, find_code
 from jaxd_protocol.pickling.unpack.content_table import ClassId, content_table
 from jaxd_protocol.pickling.unpack.private_modules import PrivateModules
@@ -267,6 +272,16 @@ def _register(
         abc.ABCMeta.register(each, cls)  # type: ignore[arg-type]
     for dispatcher, form in forms:
         dispatcher.register(cls, form)
+
+
+def make_primitive(name: tuple[bytes, str, str], kind: type) -> Any:
+    """The known primitive of jax of that id, or a new one without rules."""
+    return content_table.class_of(ClassId(*name), lambda: object.__new__(kind))
+
+
+def fill_primitive(primitive: Any, state: tuple[dict[str, Any], dict[Place, Any]]) -> None:
+    """Completes a primitive that was made in this unpacking; any other stays as it is."""
+    content_table.fill_once(primitive, lambda: finish_primitive(primitive, *state))
 
 
 def set_attributes(cls: type, attributes: dict[str, Any]) -> None:

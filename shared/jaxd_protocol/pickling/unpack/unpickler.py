@@ -108,7 +108,12 @@ def intern_callable(content: bytes, data: bytes) -> Any:
 
 
 def intern_class(name: tuple[bytes, str, str], data: bytes) -> type:
-    """A class of the user's own that an argument holds an instance of."""
+    """A class of the user's own that an argument holds an instance of.
+
+    Args:
+        name: its `ClassId`.
+        data: the packed class; empty where it came with another part of the argument.
+    """
     found = content_table.find_class(ClassId(*name))
     if found is None:
         made: Any = unpack_function(data).function

@@ -104,6 +104,34 @@ def test_a_callable_is_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pack([mine], "it") == first
 
 
+class Gauge:
+    unit = "m"
+
+
+def gauge() -> Gauge:
+    return Gauge()
+
+
+def test_a_class_that_comes_with_a_function_is_not_packed_once_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is there then, and the same one; where it comes first it is packed for itself."""
+    packed: list[Any] = []
+    plainly = functions.pack_function
+
+    def pack_function(value: Any, *given: Any) -> Any:
+        packed.append(value)
+        return plainly(value, *given)
+
+    monkeypatch.setattr(arguments, "pack_function", pack_function)
+    monkeypatch.setattr(arguments, "_packed_callables", BoundedDict(8))
+    function, held = unpack(pack([gauge, Gauge()], "it"))
+    assert packed == [gauge]
+    assert type(function()) is type(held) is not Gauge
+    assert type(unpack(pack([Gauge(), gauge], "it"))[0]) is type(held)
+    assert packed == [gauge, Gauge]
+
+
 LEVEL = 1
 
 
