@@ -132,6 +132,18 @@ def test_the_smaller_of_values_on_two_members_goes_from_one_to_the_other(
             assert not array.is_here
 
 
+def test_a_member_that_is_named_takes_arrays_of_another_from_there(pool: PoolOfServers) -> None:
+    """Also for its first call of this process; once, and within the time of the call."""
+    with pool.client() as client:
+        b = on(client, "m1", 2.0, MEGABYTE)
+        total = client.persistent_call(lambda b: b.sum(), timeout_s=60).on(member="m2")
+        for _ in range(2):
+            assert float(total(b)) == 2.0 * MEGABYTE / 4
+            assert float(total.submit(b).result()) == 2.0 * MEGABYTE / 4
+        assert len(b.replicas) == 1
+        assert not b.is_here
+
+
 def test_calls_on_an_array_that_was_taken_stay_where_it_is(pool: PoolOfServers) -> None:
     """Of four members three have it: no function moves it on through the client."""
     with pool.client() as client:
@@ -161,7 +173,7 @@ def test_an_array_that_another_member_has_taken_is_the_same_array(
         assert last(a, b)[1].tolist() == wide
         assert not b.is_here
         narrowed = [c.leaf._replace(dtype="int32")]
-        monkeypatch.setattr("jaxd.pool.caller.specs_in", lambda _: narrowed)
+        monkeypatch.setattr("jaxd.pool.members.specs_in", lambda _: narrowed)
         assert last(a, c)[1].tolist() == wide  # it has travelled by the client
         assert c.is_here
 

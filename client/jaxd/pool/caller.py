@@ -10,22 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 from jaxd.dispatch.caller import Caller, CallerLookup
 from jaxd.dispatch.session import Session
 from jaxd.interop.handle_ranges import HandleRange, HandleRanges
-from jaxd.interop.jax_runtime import current_config, leaves_of
+from jaxd.interop.jax_runtime import leaves_of
 from jaxd.interop.remote_array import RemoteArray
-from jaxd.pool.members import MemberCaller
+from jaxd.pool.members import MemberCaller, move, stores_with
 from jaxd.pool.routes import Pool
 from jaxd.remote_values.store import OpenSession, RemoteStore
 from jaxd.request.call_request import CallRequest, result_policy_for
-from jaxd.results.reader import specs_in
-from jaxd_protocol.errors import (
-    ConfigurationError,
-    ConnectionLost,
-    DeadlineExceeded,
-    JaxdError,
-    ValuesDied,
-)
-from jaxd_protocol.messages.data_locations import first_value_id, new_call_number, pack_ids
-from jaxd_protocol.messages.pool_view import PEERS_IN_WELCOME
+from jaxd_protocol.errors import ConfigurationError, ValuesDied
 
 if TYPE_CHECKING:
     from jaxd.connection.connection import ClientConnection
@@ -161,7 +152,8 @@ class PoolCaller(Caller):
             holders = self._holders_of(spec, args, kwargs, until)
         if not holders:
             return super().encode(spec, args, kwargs, timeout_s, results, strict, fallback)
-        return holders[0].encode(spec, args, kwargs, timeout_s, results, strict, fallback)
+        # which has all of them by now: it need not look
+        return Caller.encode(holders[0], spec, args, kwargs, timeout_s, results, strict, fallback)
 
     def _holders_of(
         self,
@@ -177,7 +169,7 @@ class PoolCaller(Caller):
         nbytes: Counter[RemoteStore] = Counter()
         arrays = [leaf for leaf in leaves_of((args, kwargs)) if isinstance(leaf, RemoteArray)]
         for array in arrays:
-            nbytes.update(dict.fromkeys(_stores_with(array), 1 + array.nbytes))
+            nbytes.update(dict.fromkeys(stores_with(array), 1 + array.nbytes))
         total = sum(1 + array.nbytes for array in arrays)
         whole = [store for store, found in nbytes.items() if found == total]
         if arrays and self._pool.have_all_members(whole):
@@ -185,8 +177,8 @@ class PoolCaller(Caller):
         for sink, _ in nbytes.most_common():
             holder = self._pool.holder_of(sink)
             if holder is not None:
-                lacking = [each for each in arrays if sink not in _stores_with(each)]
-                _move(lacking, sink, until)
+                lacking = [each for each in arrays if sink not in stores_with(each)]
+                move(lacking, sink, until)
                 return [holder]
         return []
 
@@ -236,73 +228,6 @@ class PoolCaller(Caller):
         if holder is not None:
             return f"server: on member {holder.session.at.name}, which has its values"
         return f"server: {self._pool.why(call.spec.key)}"
-
-
-def _stores_with(array: RemoteArray) -> list[RemoteStore]:
-    """Which members of a pool have an array: that which made it, and those with usable copies."""
-    copies = [each.fetcher for each in array.replicas if not each.is_deleted()]
-    kept = [each for each in copies if isinstance(each, RemoteStore) and each.loss_error is None]
-    first = array.fetcher
-    return [first, *kept] if isinstance(first, RemoteStore) else kept
-
-
-def _move(arrays: Sequence[RemoteArray], sink: RemoteStore, until: float | None) -> None:
-    """Has the member of a store take arrays from others; what it cannot take goes with the call.
-
-    They stay where they are as well: as long as they are held here, either member can go.
-    """
-    different = {id(each): each for each in arrays}.values()
-    for source in {each.fetcher: None for each in different}:
-        if isinstance(source, RemoteStore):
-            of_source = [each for each in different if each.fetcher is source]
-            source.calls.check(of_source)
-            _move_from(source, of_source, sink, until)
-
-
-def _move_from(
-    source: RemoteStore, arrays: Sequence[RemoteArray], sink: RemoteStore, until: float | None
-) -> None:
-    moved = [each for each in arrays if not each.is_here]
-    for array in moved:
-        array.block_until_ready()
-    if moved and not _have_taken(moved, source, sink, until):
-        source.fetch_all(moved)
-
-
-def _have_taken(
-    arrays: Sequence[RemoteArray], source: RemoteStore, sink: RemoteStore, until: float | None
-) -> bool:
-    """Has the member of one store take arrays from that of another; False: it cannot.
-
-    Raises:
-        DeadlineExceeded: when the time of the call has passed.
-    """
-    number = new_call_number()
-    first = first_value_id(number)
-    ids = range(first, first + len(arrays))
-    try:
-        ends = source.connection(), sink.connection()
-        if not all(each.welcome.get(PEERS_IN_WELCOME) for each in ends):
-            return False
-        offered = pack_ids(each.id for each in arrays)
-        (_, ticket, member), _ = source.ask("offer", offered, deadline=until)
-        taken = member, ticket, number, current_config()
-        value, _ = sink.ask("take", *taken, over=ends[1], makes=number, deadline=until)
-    except DeadlineExceeded:
-        raise
-    except ConnectionLost:  # it may have taken them all the same
-        sink.drop(ids)
-        return False
-    except JaxdError:  # the two cannot reach each other, or one has no room
-        return False
-    leaves = specs_in(value[1])
-    if list(leaves) != [each.leaf for each in arrays]:
-        sink.drop(ids)
-        return False
-    copies = sink.remote(first, leaves)
-    for array, copy in zip(arrays, copies, strict=True):
-        array.replicas = (*array.replicas, copy)
-    return True
 
 
 def _on_copies(call: CallRequest) -> CallRequest | None:

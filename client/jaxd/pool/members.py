@@ -8,23 +8,36 @@ again, arrays are made again where the client asked for that, and are lost where
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
+import time
+from collections.abc import Collection, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from jaxd.dispatch.caller import Caller
 from jaxd.dispatch.session import Session
+from jaxd.interop.jax_runtime import current_config, leaves_of
+from jaxd.interop.remote_array import RemoteArray
 from jaxd.remote_values.lineage import died_with_member_error
+from jaxd.remote_values.store import OpenSession, RemoteStore
+from jaxd.results.reader import specs_in
 from jaxd_protocol.base.process import machine_id
-from jaxd_protocol.errors import AuthenticationFailed, JaxdError, NoServer
-from jaxd_protocol.messages.pool_view import PoolMember
+from jaxd_protocol.errors import (
+    AuthenticationFailed,
+    ConnectionLost,
+    DeadlineExceeded,
+    JaxdError,
+    NoServer,
+)
+from jaxd_protocol.messages.data_locations import first_value_id, new_call_number, pack_ids
+from jaxd_protocol.messages.pool_view import PEERS_IN_WELCOME, PoolMember
 from jaxd_protocol.network.addresses import Address
 
 if TYPE_CHECKING:
     from jaxd.connection.settings import Settings
     from jaxd.pool.view import Seen
-    from jaxd.remote_values.store import OpenSession, RemoteStore
     from jaxd.request.call_request import CallRequest
+    from jaxd.request.function_snapshot import FunctionSpec
+    from jaxd.results.reader import ResultsAs
 
 Incarnation = tuple[str, int]
 """Names one start of one member: its name and its epoch."""
@@ -66,6 +79,9 @@ class MemberPool(Protocol):
 
     def another_session(self, than: Session, key: bytes) -> Session:
         """That with the next member for a key; raises `NoServer` when there is none."""
+
+    def holders(self) -> Sequence[MemberCaller]:
+        """Those with which this process may hold arrays."""
 
 
 class MemberSession(Session):
@@ -240,6 +256,7 @@ class MemberCaller(Caller):
 
     def __init__(self, pool_caller: Caller, pool: MemberPool, member: PoolMember) -> None:
         super().__init__(pool_caller.settings, pool_caller)
+        self._members = pool
         self.member = member
         self.session = session = MemberSession(self.settings, self, pool, member)
         shared = pool_caller.session  # progress is one line, and a warning is issued once
@@ -249,6 +266,29 @@ class MemberCaller(Caller):
     def is_with(self, member: PoolMember) -> bool:
         """Whether its session is with that start of a member, as it was from the beginning."""
         return self.session.at is self.member and incarnation(self.member) == incarnation(member)
+
+    def encode(
+        self,
+        spec: FunctionSpec,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        timeout_s: float | None,
+        results: ResultsAs,
+        strict: bool = False,
+        fallback: str | None = "error",
+    ) -> CallRequest:
+        """As of any caller: this member takes arrays that it lacks from others."""
+        if any(each is not self for each in self._members.holders()):
+            until = None if timeout_s is None else time.monotonic() + timeout_s
+            self._take((args, kwargs), until)
+        return super().encode(spec, args, kwargs, timeout_s, results, strict, fallback)
+
+    def _take(self, tree: Any, until: float | None) -> None:
+        arrays = [leaf for leaf in leaves_of(tree) if isinstance(leaf, RemoteArray)]
+        own = self.session.store
+        lacking = [each for each in arrays if own is None or own not in stores_with(each)]
+        if lacking:
+            move(lacking, own or self.session.current(deadline=until).values, until)
 
     def placed(self, call: CallRequest | None) -> str:
         """Where a call runs, and the rule that decided."""
@@ -262,3 +302,74 @@ def described(member: PoolMember, why: str | None = None) -> str:
     """A member that takes no calls, and why, for people."""
     told = f"cannot be reached from here ({why.rstrip('.')})" if why else f"is {member.state}"
     return f"{member.name} {told}"
+
+
+# arrays that go from one member to another --------------------------------------------------------
+
+
+def stores_with(array: RemoteArray) -> list[RemoteStore]:
+    """Which members of a pool have an array: that which made it, and those with usable copies."""
+    copies = [each.fetcher for each in array.replicas if not each.is_deleted()]
+    kept = [each for each in copies if isinstance(each, RemoteStore) and each.loss_error is None]
+    first = array.fetcher
+    return [first, *kept] if isinstance(first, RemoteStore) else kept
+
+
+def move(arrays: Sequence[RemoteArray], sink: RemoteStore, until: float | None) -> None:
+    """Has the member of a store take arrays from others; what it cannot take goes with the call.
+
+    They stay where they are as well: as long as they are held here, either member can go.
+    """
+    different = {id(each): each for each in arrays}.values()
+    for source in {each.fetcher: None for each in different}:
+        if isinstance(source, RemoteStore):
+            of_source = [each for each in different if each.fetcher is source]
+            source.calls.check(of_source)
+            _move_from(source, of_source, sink, until)
+
+
+def _move_from(
+    source: RemoteStore, arrays: Sequence[RemoteArray], sink: RemoteStore, until: float | None
+) -> None:
+    moved = [each for each in arrays if not each.is_here]
+    for array in moved:
+        array.refuse_deleted()
+        source.wait(array, until)
+    if moved and not _have_taken(moved, source, sink, until):
+        source.fetch_all(moved, until)
+
+
+def _have_taken(
+    arrays: Sequence[RemoteArray], source: RemoteStore, sink: RemoteStore, until: float | None
+) -> bool:
+    """Has the member of one store take arrays from that of another; False: it cannot.
+
+    Raises:
+        DeadlineExceeded: when the time of the call has passed.
+    """
+    number = new_call_number()
+    first = first_value_id(number)
+    ids = range(first, first + len(arrays))
+    try:
+        ends = source.connection(until), sink.connection(until)
+        if not all(each.welcome.get(PEERS_IN_WELCOME) for each in ends):
+            return False
+        offered = pack_ids(each.id for each in arrays)
+        (_, ticket, member), _ = source.ask("offer", offered, deadline=until)
+        taken = member, ticket, number, current_config()
+        value, _ = sink.ask("take", *taken, over=ends[1], makes=number, deadline=until)
+    except DeadlineExceeded:
+        raise
+    except ConnectionLost:  # it may have taken them all the same
+        sink.drop(ids)
+        return False
+    except JaxdError:  # the two cannot reach each other, or one has no room
+        return False
+    leaves = specs_in(value[1])
+    if list(leaves) != [each.leaf for each in arrays]:
+        sink.drop(ids)
+        return False
+    copies = sink.remote(first, leaves)
+    for array, copy in zip(arrays, copies, strict=True):
+        array.replicas = (*array.replicas, copy)
+    return True

@@ -418,13 +418,17 @@ class RemoteStore:
             other.receive(each)
         return data
 
-    def _fetch(self, arrays: Sequence[RemoteArray]) -> Sequence[memoryview]:
+    def _fetch(
+        self, arrays: Sequence[RemoteArray], deadline: float | None = None
+    ) -> Sequence[memoryview]:
         """The data of arrays, through shared memory where that is faster."""
-        return retry_once(lambda: self._fetch_once(arrays))
+        return retry_once(lambda: self._fetch_once(arrays, deadline))
 
-    def _fetch_once(self, arrays: Sequence[RemoteArray]) -> Sequence[memoryview]:
+    def _fetch_once(
+        self, arrays: Sequence[RemoteArray], deadline: float | None
+    ) -> Sequence[memoryview]:
         ids = pack_ids(array.id for array in arrays)
-        connection = self.connection()
+        connection = self.connection(deadline)
         for array in arrays:
             array.refuse_lost()
         buffer = self._uplink.transfer_router().receive_buffer(
@@ -432,10 +436,11 @@ class RemoteStore:
         )
         if buffer is not None:
             with suppress(ConnectionLost):  # these blocks are not known on another connection
-                self.ask("fetch", ids, pack_ids(buffer.places), over=connection, holds=buffer)
+                places = pack_ids(buffer.places)
+                self.ask("fetch", ids, places, over=connection, holds=buffer, deadline=deadline)
                 buffer.filled()
                 return buffer.data
-        frame = self.ask("fetch", ids, b"", over=connection)[1]
+        frame = self.ask("fetch", ids, b"", over=connection, deadline=deadline)[1]
         return list(frame.buffers)
 
     def put(self, skeleton: bytes, blob: bytes, config: Any, data: PutData) -> list[RemoteArray]:
@@ -473,19 +478,24 @@ class RemoteStore:
             transfer.release()
         return self.remote(first, specs_in(value[1]), lineage=lineage)
 
-    def fetch_all(self, arrays: Sequence[RemoteArray]) -> None:
+    def fetch_all(self, arrays: Sequence[RemoteArray], deadline: float | None = None) -> None:
         """Fetches several arrays with few messages; they keep their data.
+
+        Args:
+            arrays: of this session.
+            deadline: `time.monotonic()` after which nobody waits for them; None: there is none.
 
         Raises:
             ValuesLost: when they are gone; says which ones they were.
+            DeadlineExceeded: when that has passed.
             BaseException: what the call raised that was to compute one.
         """
         try:
             for flight in {array.pending_call for array in arrays} - {None}:
-                self.calls.wait_for(flight)
+                self.calls.wait_for(flight, deadline)
             rest = [array for array in arrays if not self._is_local(array)]
             for part in _fetch_groups(rest):
-                for array, data in zip(part, self._fetch(part), strict=True):
+                for array, data in zip(part, self._fetch(part, deadline), strict=True):
                     array.receive(data)
         except ValuesLost as error:
             if all(array.fetcher is not self for array in arrays):
@@ -543,11 +553,11 @@ class RemoteStore:
             return made.fetch()
         return made
 
-    def wait(self, array: RemoteArray) -> None:
-        """Returns when an array is computed."""
+    def wait(self, array: RemoteArray, deadline: float | None = None) -> None:
+        """Returns when an array is computed; with a deadline as `fetch_all`."""
         array.refuse_lost()
         if array.pending_call is not None:
-            self.calls.wait_for(array.pending_call)
+            self.calls.wait_for(array.pending_call, deadline)
 
     def ask(
         self,

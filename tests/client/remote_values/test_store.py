@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxd import Client
-from jaxd.errors import ConnectionLost, ProtocolError
+from jaxd import Client, connect
+from jaxd.errors import ConnectionLost, DeadlineExceeded, ProtocolError
 from jaxd.remote_values.store import retry_once
 from jaxd.results.reader import specs_in
 from jaxd_protocol.messages.data_locations import first_value_id
+from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.pytree import Leaf, TreeEncoder
+from tests.end_to_end.passing_on import Stalling
+from tests.live_server import TOKEN, LiveServer
 from tests.server.staging import until
 from tests.spans import packed_ids
 
@@ -67,6 +72,21 @@ def test_what_is_touched_brings_what_is_small_and_came_with_it(client: Client) -
     assert (
         client.caller.session.connection().number() - before <= 8
     )  # two, and what tells of gone arrays
+
+
+def test_arrays_that_do_not_come_are_waited_for_until_the_deadline(live: LiveServer) -> None:
+    """A reply may stand still in its middle."""
+    real = Address.parse(live.tls)
+    with (
+        Stalling(real.port) as stalled,
+        connect(str(real._replace(port=stalled.port)), token=TOKEN) as client,
+    ):
+        make = client.persistent_call(lambda: jnp.ones(1 << 18), results="remote")
+        array = make()
+        array.block_until_ready()
+        with pytest.raises(DeadlineExceeded):
+            array.fetcher.fetch_all([array], time.monotonic() + 0.1)
+        assert not array.is_here
 
 
 @pytest.mark.parametrize(
