@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import traceback
 from collections.abc import Iterator
@@ -504,3 +506,39 @@ def test_nan_search_calls_nothing_twice(client: Client) -> None:
         f(np.float32(-1))
     assert "return jnp.log(x)" in "".join(traceback.format_exception(caught.value))
     assert len(seen) == 1
+
+
+KILLED = """
+import sys
+import numpy as np
+from jaxd import connect
+
+def wait(x):
+    print("called", flush=True)
+    sys.stdin.read()
+
+def call(x):
+    import jax
+    jax.debug.callback(wait, x)
+    return x
+
+client = connect(sys.argv[1])
+client.persistent_call(call)(client.put(np.ones(8, "f4"))).block_until_ready()
+"""
+
+
+@pytest.mark.slow
+def test_a_client_that_was_killed_in_a_callback_keeps_nobody_waiting(live: LiveServer) -> None:
+    """Over TLS nothing tells that it will not come back, and its session has a minute left."""
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED, live.tls],
+        env=live.environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"called\n"
+        process.kill()
+    with connect(live.unix) as client:
+        client.persistent_call(append, timeout_s=40)(X)
+    assert seen == [1.0]

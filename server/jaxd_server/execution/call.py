@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -131,6 +132,12 @@ class Call(Operation):
     id: str = ""
     trace: CallTrace | None = None
     _rows: list[DataLocation] | None = field(default=None, repr=False)
+
+    def stop_waiting(self, before: float = math.inf) -> None:
+        """Its program waits no longer for a client that was lost before then; see `InflightCall`.
+
+        No other call waits for one.
+        """
 
     def identify(self) -> str:
         """Its id, made when it is needed first: no warm call that succeeds needs one."""

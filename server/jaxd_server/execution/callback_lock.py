@@ -1,11 +1,13 @@
 """Serializes programs with effectful callbacks, so that each callback finds the call it belongs to.
 
 XLA calls back in threads of its own, which do not show the call that they belong to. So only one
-such call runs at a time.
+such call runs at a time. Where its client was lost, others wait a few seconds for that to come
+back, and no longer: it may have been killed on another machine, and then nothing says so.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -65,6 +67,16 @@ class CallbackLock:
         if output is not None:
             remove_caller(output)
 
+    def _gets_turn(self, until: float) -> bool:
+        """Whether it comes in time; a client that was lost keeps others waiting for a moment."""
+        while not self._lock.acquire(timeout=max(0.0, min(_LOOK_S, until - time.monotonic()))):
+            now = time.monotonic()
+            if now >= until:
+                return False
+            for call in self._running:
+                call.stop_waiting(now - _LOST_CLIENT_S)
+        return True
+
     @contextmanager
     def _turn_of(self, call: Call, call_output: CallOutput) -> Iterator[None]:
         """Within it, it is the turn of this call; waits until it is."""
@@ -72,7 +84,7 @@ class CallbackLock:
         if call.inside:  # the turn is its own client's, until this call is over
             is_own = any(one.session is call.session for one in self._running)
             left_s = 0.0 if is_own else _NESTED_WAIT_S
-        if not self._lock.acquire(timeout=left_s):
+        if not self._gets_turn(math.inf if left_s < 0 else time.monotonic() + left_s):
             if call.inside:
                 raise CallbackError(
                     "a function that a program has called back called a persistent function that "
@@ -94,3 +106,9 @@ class CallbackLock:
 
 _NESTED_WAIT_S: Final = 5.0
 """How long a call from inside of a callback waits for others: it may be waiting for itself."""
+
+_LOST_CLIENT_S: Final = 5.0
+"""How long a program waits for a client that was lost, while others wait for their turn."""
+
+_LOOK_S: Final = 0.5
+"""How often who waits for a turn looks for that."""

@@ -10,10 +10,12 @@ import pytest
 
 from jaxd_protocol.errors import CallbackError, DeadlineExceeded
 from jaxd_server.execution import callback_lock as module
+from jaxd_server.execution.call import Call
 from jaxd_server.execution.callback_lock import CallbackLock
 from jaxd_server.execution.run import Run
 from jaxd_server.rpc.sessions import Session
 from jaxd_server.user_code.output import current_output, output_to_sole_caller
+from tests.end_to_end.gates import in_thread
 from tests.server import builds
 from tests.server.in_process import Source
 from tests.server.staging import PATIENCE_S
@@ -128,3 +130,24 @@ def test_what_only_computes_takes_no_turn(make_run: Callable[..., Run]) -> None:
     assert [content["text"] for _, content in events] == ["no end"]
     with output_to_sole_caller():
         assert current_output() is None
+
+
+@pytest.mark.parametrize("is_wanted", [True, False])
+def test_a_client_that_was_lost_is_waited_for_while_nobody_waits_for_his_turn(
+    make_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, is_wanted: bool
+) -> None:
+    """Else its program has its callback fail, and the next one runs."""
+    turns, entered, given_up = CallbackLock(), threading.Event(), threading.Event()
+    monkeypatch.setattr(module, "_LOOK_S", 0.01)
+    monkeypatch.setattr(module, "_LOST_CLIENT_S", 0.0)
+    monkeypatch.setattr(Call, "stop_waiting", lambda _, before: given_up.set())
+
+    def lose_client(_: Run) -> None:
+        entered.set()
+        assert given_up.wait(PATIENCE_S if is_wanted else 0.1) is is_wanted
+
+    first = in_thread(turns.start, make_run(calls_back=True), lose_client)
+    entered.wait(PATIENCE_S)
+    if is_wanted:
+        turns.start(make_run(calls_back=True), lambda _: None)
+    first.result(PATIENCE_S)
