@@ -435,24 +435,14 @@ def check_owner(sock: socket.socket, address: Address) -> None:
 def _with_tls(
     sock: socket.socket, address: Address, settings: Settings, patience: Patience
 ) -> TlsSocket:
-    from jaxd_protocol.network.certificates import check_pin, client_context
+    import ssl
+
+    from jaxd_protocol.network.certificates import over_tls
     from jaxd_protocol.wire.tls_socket import TlsSocket
 
     ca_file = os.path.expanduser(settings.ca_file) if settings.ca_file else None
-    context = client_context(pinned=bool(address.pin), ca_file=ca_file)
-    line = TlsSocket(sock, context, server_name=address.host)
-    _shake_hands_over_tls(line, address, patience)
-    if address.pin:
-        check_pin(line.peer_certificate(), address.pin, str(address._replace(pin="")))
-    return line
-
-
-def _shake_hands_over_tls(line: TlsSocket, address: Address, patience: Patience) -> None:
-    import ssl
-
     try:
-        line.settimeout(patience.seconds(CONNECT_TIMEOUT_S))
-        line.do_handshake()
+        return over_tls(TlsSocket, sock, address, patience.seconds(CONNECT_TIMEOUT_S), ca_file)
     except ssl.SSLCertVerificationError as error:
         raise AuthenticationFailed(
             f"the certificate of the server at {address} is not trusted here "

@@ -33,7 +33,7 @@ from jaxd_protocol.errors import (
     ProtocolError,
 )
 from jaxd_protocol.network.addresses import Address
-from jaxd_protocol.network.certificates import check_pin, client_context, fingerprint_of
+from jaxd_protocol.network.certificates import fingerprint_of, over_tls
 from jaxd_protocol.network.handshake import ChannelBinding, Message, handshake_with_server
 from jaxd_protocol.network.pool_routing import ranked
 from jaxd_protocol.network.tokens import Seal, read_store_key
@@ -74,33 +74,28 @@ _STALE_NS: Final = int(3600e9)
 _NO_MEMBERS: Final[Mapping[str, tuple[str, ...]]] = {}
 
 
-def dial_tls(address: Address, timeout_s: float) -> tuple[TlsSocket, ChannelBinding]:
-    """A connection to a server whose certificate is the right one; closed by the caller.
+def dial(
+    address: Address, token: str | None, timeout_s: float, session: str | None = None
+) -> tuple[TlsSocket, Message]:
+    """A connection to a server that has the right certificate, and its welcome.
+
+    Args:
+        address: of the server, of TLS.
+        token: that its clients have.
+        timeout_s: for each step.
+        session: what is said in the place of a session.
 
     Raises:
-        OSError, JaxdError: when there is none in time.
+        EOFError, OSError, JaxdError: when there is none in time.
     """
     sock = socket.create_connection(address.place, timeout_s)
     try:
-        line = TlsSocket(sock, client_context(pinned=bool(address.pin)), server_name=address.host)
-        line.settimeout(timeout_s)
-        line.do_handshake()
-        certificate = line.peer_certificate()
-        if address.pin:
-            check_pin(certificate, address.pin, str(address._replace(pin="")))
+        line = over_tls(TlsSocket, sock, address, timeout_s)
+        binding = ChannelBinding("tls", fingerprint_of(line.peer_certificate()))
+        return line, handshake_with_server(line, binding, {}, token, session)
     except BaseException:
         sock.close()
         raise
-    return line, ChannelBinding("tls", fingerprint_of(certificate))
-
-
-def greet(address: Address, token: str | None, timeout_s: float) -> Message:
-    """The welcome of a server: its worker accepts clients. Raises as `dial_tls`."""
-    line, binding = dial_tls(address, timeout_s)
-    try:
-        return handshake_with_server(line, binding, {}, token, None)
-    finally:
-        line.close()
 
 
 # who they are -------------------------------------------------------------------------------------
@@ -317,13 +312,8 @@ class PeerLinks:
         return address
 
     def _connected(self, address: Address) -> _Link:
-        line, binding = dial_tls(address, _CONNECT_S)
-        try:
-            handshake_with_server(line, binding, {}, self._token(), PEER_SESSION)
-            return _Link(self, BulkChannel(stream_over(line), MOST_FRAME_BYTES), {})
-        except BaseException:
-            line.close()
-            raise
+        line, _ = dial(address, self._token(), _CONNECT_S, PEER_SESSION)
+        return _Link(self, BulkChannel(stream_over(line), MOST_FRAME_BYTES), {})
 
 
 # what keepers know --------------------------------------------------------------------------------

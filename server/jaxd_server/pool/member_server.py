@@ -32,7 +32,7 @@ from jaxd_protocol.network.local_server import (
     make_private_directory,
 )
 from jaxd_server.auth.tls_setup import prepare_own_certificate
-from jaxd_server.cache.peers import Members, greet
+from jaxd_server.cache.peers import Members, dial
 from jaxd_server.cache.record_file import write_file
 from jaxd_server.pool.members import MemberReport, MemberTable
 from jaxd_server.pool.settings import MemberSettings, PoolSettings
@@ -355,7 +355,8 @@ class StaticServer:
         """
         known: dict[str, Any] = {"addresses": self._addresses}
         if self._watch is None:
-            welcome = greet(self._tls(), self._token, _PROBE_S)
+            line, welcome = dial(self._tls(), self._token, _PROBE_S)
+            line.close()
             instance = f"{welcome.get('epoch')}/{welcome.get('pid')}"
             host = self._tls().host
             return MemberReport(instance=instance, state="ready", node=host, **known)

@@ -7,9 +7,29 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import socket
 import ssl
+from collections.abc import Callable
+from typing import Protocol, TypeVar
 
 from jaxd_protocol.errors import AuthenticationFailed, ConfigurationError
+from jaxd_protocol.network.addresses import Address
+
+
+class TlsLine(Protocol):
+    """What `over_tls` needs of a connection; see `wire.tls_socket.TlsSocket`."""
+
+    def settimeout(self, seconds: float | None) -> None:
+        """How long the handshake may take."""
+
+    def do_handshake(self) -> None:
+        """The handshake of TLS."""
+
+    def peer_certificate(self) -> bytes:
+        """The certificate that the server has shown, in DER."""
+
+
+Line = TypeVar("Line", bound=TlsLine)
 
 
 def server_context(certificate: str, key: str) -> ssl.SSLContext:
@@ -91,6 +111,36 @@ def certificate_of(path: str) -> bytes:
         raise ConfigurationError(
             f"there is no certificate in {path}: {error}. Name a PEM file with --tls-cert."
         ) from error
+
+
+def over_tls(
+    make: Callable[..., Line],
+    sock: socket.socket,
+    address: Address,
+    timeout_s: float,
+    ca_file: str | None = None,
+) -> Line:
+    """TLS with a server that shows the certificate that its address names, or that a CA has signed.
+
+    Args:
+        make: makes the connection over a socket: `TlsSocket`.
+        sock: connected to the server; where this fails, the caller closes it.
+        address: of the server.
+        timeout_s: for the handshake.
+        ca_file: the trusted CAs where the address has no pin; None: those of the system.
+
+    Raises:
+        AuthenticationFailed: when the certificate is another one than the pinned one.
+        ConfigurationError: when the CA file cannot be read.
+        EOFError, OSError: when there is no TLS in time, or no trusted certificate.
+    """
+    context = client_context(pinned=bool(address.pin), ca_file=ca_file)
+    line = make(sock, context, server_name=address.host)
+    line.settimeout(timeout_s)
+    line.do_handshake()
+    if address.pin:
+        check_pin(line.peer_certificate(), address.pin, str(address._replace(pin="")))
+    return line
 
 
 def check_pin(der: bytes, pin: str, address: str) -> None:
