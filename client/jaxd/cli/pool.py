@@ -34,6 +34,9 @@ SUMMARY = "direct a pool: several servers as one, placed by Ray"
 EXAMPLE = "jaxd pool up pool.toml"
 
 _LOOK_S: Final = 0.3
+_STUCK_S: Final = 60.0
+"""Members that have not ended after so long, with a reason, are not waited for any more."""
+
 _TAIL_LINES: Final = 12
 _SHOWN_STATES: Final = ("ready", "lost", "draining")
 _HEAD: Final = (
@@ -170,7 +173,8 @@ def _status_if_there(files: PoolFiles) -> Mapping[str, Any] | None:
 
 
 def _tail(path: str, begin: int) -> str:
-    with open(path, "rb") as file:
+    lines: list[str] = []
+    with suppress(OSError), open(path, "rb") as file:  # there is none of one in the foreground
         file.seek(begin)
         lines = file.read().decode(errors="replace").splitlines()[-_TAIL_LINES:]
     return "\n".join(f"    {line}" for line in lines) or "    (nothing)"
@@ -304,15 +308,36 @@ def _held_by(member: Mapping[str, Any]) -> str:
 def _down(arguments: argparse.Namespace) -> int:
     """Ends all members and the director; returns when they are gone."""
     files = PoolFiles.of(arguments.pool)
-    status = _order(files, "down", force=arguments.force)
-    print(f"ending {len(status['members'])} members", flush=True)
-    with suppress(JaxdError):  # it is gone
-        while members := _order(files, "status")["members"]:
-            print(f"waiting for {', '.join(each['name'] for each in members)}", flush=True)
-            time.sleep(1.0)
+    begin = os.path.getsize(files.log) if os.path.exists(files.log) else 0
+    members = _order(files, "down", force=arguments.force)["members"]
+    print(f"ending {len(members)} members", flush=True)
+    told, since = "", time.monotonic()
+    while members:
+        said = ", ".join(map(_with_reason, members))
+        if said != told:
+            print(f"waiting for {said}", flush=True)
+            told, since = said, time.monotonic()
+        if time.monotonic() - since > _STUCK_S and any(each["why"] for each in members):
+            raise NoServer(
+                f"these do not end: {said}. The director goes on trying. See `ray status` on the "
+                "head, and end Ray where a member runs if it does not answer."
+            )
+        time.sleep(_LOOK_S)
+        try:
+            members = _order(files, "status")["members"]
+        except JaxdError as error:
+            raise NoServer(
+                f"the director ended before all members had: {said}. The end of its log, "
+                f"{files.log}:\n{_tail(files.log, begin)}\nRun `jaxd pool up`, and `jaxd pool "
+                "down` again when the Ray cluster answers."
+            ) from error
     _wait_for_end(files)
     print(f"the pool {files.name} is down")
     return 0
+
+
+def _with_reason(member: Mapping[str, Any]) -> str:
+    return f"{member['name']} ({member['why']})" if member["why"] else str(member["name"])
 
 
 _COMMANDS: Final = {

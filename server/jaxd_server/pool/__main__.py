@@ -70,6 +70,9 @@ _HAND_OVER_S: Final = 20.0
 _KEEP_S: Final = 5.0
 """The state is kept again after so long: what keeps it may have been started again."""
 
+_TOLD_S: Final = 5.0
+"""For so long a director whose pool has ended stays, so that somebody may ask for that."""
+
 _STOP_S: Final = 40.0
 """A server that has not ended so long after it was told to is killed."""
 
@@ -113,6 +116,7 @@ class Pool:
         self._end = DirectorEnd(seal)
         self._sent: dict[str, _Sent] = {}
         self._stopping: set[str] = set()
+        self._not_ended: set[str] = set()  # of these, those whose actors Ray has not ended
         self._empty_since: dict[str, float] = {}
         self._failing_since: dict[str, float] = {}  # of those that have never reported
         self._lock = threading.RLock()  # guards what follows, which orders change
@@ -182,6 +186,8 @@ class Pool:
             ending = [each.member.name for each in self._table.entries() if self._is_done(each)]
         for name in ending:
             self._stop(name)
+        for name in self._not_ended.copy():
+            self._end_actor(name)
         self._keep()
         self._peers = self._table.peers()
         self._peers_digest = peers_digest(self._peers)
@@ -262,8 +268,16 @@ class Pool:
             self._end_actor(name)
 
     def _end_actor(self, name: str) -> None:
-        self._members.kill(name)
+        """Ends it for good; where Ray does not, it stays in the table, and it is tried again."""
         self._sent.pop(name, None)
+        refusal = self._members.kill(name)
+        if refusal:
+            if name not in self._not_ended:
+                log_event("pool_member_not_ended", member=name, reason=refusal)
+            self._not_ended.add(name)
+            self._table.miss(name, f"Ray does not end it: {refusal}")
+            return
+        self._not_ended.discard(name)
         self._stopping.discard(name)
         self._empty_since.pop(name, None)
         self._table.remove(name)
@@ -497,10 +511,14 @@ def _serve(settings: PoolSettings, stopped: threading.Event) -> None:
         listeners = stack.enter_context(open_listeners(options.listen))
         hints = client_hints(options, listeners)
 
+        is_told = threading.Event()  # that it has no members any more
+
         def obey(order: str, content: Mapping[str, Any]) -> Mapping[str, Any]:
             if order == "hand_over":  # to a director with other settings
                 stopped.set()
             found = pool.obey("status" if order == "hand_over" else order, content)
+            if not (found["members"] or found["wanted"]):
+                is_told.set()
             return {**found, "clients": hints}
 
         director = Director(table, options, listeners, obey, epoch)
@@ -513,6 +531,7 @@ def _serve(settings: PoolSettings, stopped: threading.Event) -> None:
         if isinstance(pool, Pool) and pool.is_over:
             members.forget_state()
             _end_cluster(settings)
+            is_told.wait(_TOLD_S)  # whoever has ended the pool knows that all of it has
 
 
 def _run(pool: Pool | StaticPool, stopped: threading.Event) -> None:

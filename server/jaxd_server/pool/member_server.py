@@ -53,6 +53,10 @@ _LOG: Final = "server.log"
 _TAIL_BYTES: Final = 2000
 _PEERS: Final = "members.json"
 
+_CONTROL_S: Final = 10.0
+"""For so long the host of a server may take to answer: it asks its worker, which may be busy."""
+
+_NOT_NOW: Final[Mapping[str, Any]] = {"refused": "its host does not answer"}
 _SERVES: Final = frozenset({"ready", "busy", "resting"})
 """The states of a worker in which calls can be made."""
 
@@ -212,12 +216,21 @@ class MemberServer:
         """As of its `ServerWatch`."""
         self._watch.wait_for_load(known, most_s)
 
-    def stop(self) -> None:
-        """Ends the server; its calls are finished first, for a while."""
+    def stop(self, *, loses_values: bool = True) -> bool:
+        """Ends the server, its calls are finished first, for a while; whether it has ended.
+
+        Args:
+            loses_values: also where clients have arrays there. Else the server looks when it takes
+                no more of them, and goes on if there are any.
+        """
         self._started.wait()
         process = self._process
         if process is not None and process.poll() is None:
-            process.send_signal(signal.SIGTERM)
+            said = {} if loses_values else self._asked_to_stop()
+            if "refused" in said:
+                return False
+            if "stopping" not in said:  # also where no host answers: it has no clients
+                process.send_signal(signal.SIGTERM)
             if not self.ended.wait(_GRACE_S):
                 process.kill()
         self.ended.wait()
@@ -254,6 +267,20 @@ class MemberServer:
         peers = [] if _SEPARATE in settings.arguments else ["--peers", self._peers_file]
         return [*start, *addresses, *store, *peers, *settings.arguments]
 
+        return True
+
+    def _asked_to_stop(self) -> Mapping[str, Any]:
+        """What the server's host answers that is to stop if clients have no arrays there."""
+        with suppress(OSError, ValueError), socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(_CONTROL_S)
+            sock.connect(control_path(self._unix))
+            sock.sendall(json.dumps({"ask": "stop", "loses_values": False}).encode() + b"\n")
+            try:
+                said: Mapping[str, Any] = json.loads(sock.makefile("rb").readline(MAX_LINE_BYTES))
+            except TimeoutError:
+                return _NOT_NOW
+            return said
+        return _NOT_NOW if self.report().values else {}
     def know(self, addresses: Mapping[str, Sequence[str]]) -> bool:
         """Has the server know the members of the pool, by name with their addresses.
 

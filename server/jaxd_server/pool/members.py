@@ -30,7 +30,7 @@ SILENT_S: Final = 2.0
 
 _MOST_WAIT_S: Final = 1.0
 
-Order = Literal["report", "drain", "stop"]
+Order = Literal["report", "stop"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class MemberEnd:
         name: of the member.
         seal: with the pool's key.
         report: what it says of itself.
-        obey: does what is ordered.
+        obey: does what is ordered, also where clients lose arrays by it or not; whether it has.
         know: told who is in the pool, where that has changed; whether it is known from then on.
         wait: returns when the load is other than one by enough, or after some seconds.
     """
@@ -100,7 +100,7 @@ class MemberEnd:
         name: str,
         seal: Seal,
         report: Callable[[], MemberReport],
-        obey: Callable[[Order], None],
+        obey: Callable[[Order, bool], bool],
         know: Callable[[Peers], bool] = lambda _: True,
         wait: Callable[[int, float], object] = lambda load, most_s: None,
     ) -> None:
@@ -126,9 +126,7 @@ class MemberEnd:
         goes_on = False
         if asked["order"] != "report":
             self._check_fresh(asked)
-            goes_on = asked.get("loses_values") is False and self._report().values > 0
-            if not goes_on:
-                self._obey(asked["order"])
+            goes_on = not self._obey(asked["order"], asked.get("loses_values") is not False)
         elif asked.get("peers") is not None and self._is_fresh(asked):
             is_known = self._know(asked["peers"])  # else it is told again
             self._knows = peers_digest(asked["peers"]) if is_known else self._knows

@@ -37,6 +37,7 @@ HEALTH: Final = {
 """With which Ray notices the death of a node sooner than by its defaults, which take 14 s."""
 
 _CLUSTER_FILE: Final = "cluster.json"
+_FOLDER: Final = "jaxd-ray-"
 _TOKEN_FILE: Final = "ray.token"  # noqa: S105  a file name
 _STATE: Final = "director-state"
 _START_S: Final = 120.0
@@ -88,11 +89,13 @@ class LocalCluster(NamedTuple):
         address: of its head.
         pid: of the process that holds it.
         started: the id of that process in its file, so that a later one is not taken for it.
+        folder: with its files.
     """
 
     address: str
     pid: int
     started: str
+    folder: str = ""
 
     def is_alive(self) -> bool:
         """Whether its process runs."""
@@ -108,6 +111,12 @@ class LocalCluster(NamedTuple):
             if time.monotonic() > until:
                 number = signal.SIGKILL
             time.sleep(_LOOK_S)
+        self.remove_files()
+
+    def remove_files(self) -> None:
+        """Removes what its process has left, if it was killed or has failed."""
+        if os.path.basename(self.folder).startswith(_FOLDER):
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _start_of(pid: int) -> str:
@@ -123,7 +132,9 @@ def local_cluster(folder: str) -> LocalCluster | None:
     with suppress(OSError, ValueError, TypeError):
         with open(os.path.join(folder, _CLUSTER_FILE), encoding="ascii") as file:
             found = LocalCluster(**json.load(file))
-        return found if found.is_alive() else None
+        if found.is_alive():
+            return found
+        found.remove_files()
     return None
 
 
@@ -177,7 +188,7 @@ def _tail(path: str) -> str:
 def _hold_cluster(settings: RaySettings, folder: str) -> None:
     """Starts a cluster in this process, and ends it at SIGTERM."""
     ray = _imported(settings, folder)
-    temporary = tempfile.mkdtemp(prefix="jaxd-ray-", dir="/tmp")  # paths of its sockets are long
+    temporary = tempfile.mkdtemp(prefix=_FOLDER, dir="/tmp")  # paths of its sockets are long
     try:
         ray.init(
             address="local",
@@ -190,7 +201,7 @@ def _hold_cluster(settings: RaySettings, folder: str) -> None:
             **_node_address(settings),
         )
         address = ray.get_runtime_context().gcs_address
-        found = LocalCluster(address, os.getpid(), _start_of(os.getpid()))
+        found = LocalCluster(address, os.getpid(), _start_of(os.getpid()), temporary)
         draft = os.path.join(folder, f"{_CLUSTER_FILE}.draft")
         with open(draft, "w", encoding="ascii") as file:
             json.dump(found._asdict(), file)
@@ -252,10 +263,12 @@ class _MemberActor:
         """Does what a sealed message orders; the sealed report."""
         return self._end.answer(message)
 
-    def _obey(self, order: Order) -> None:
+    def _obey(self, order: Order, loses_values: bool) -> bool:
+        """Whether the server has ended, as it was ordered to."""
         if order == "stop":
-            self._is_stopping = True
-            self._server.stop()
+            self._is_stopping = True  # before it ends
+            self._is_stopping = self._server.stop(loses_values=loses_values)
+        return self._is_stopping
 
     def _watch(self) -> None:
         self._server.ended.wait()
@@ -386,11 +399,21 @@ class RayMembers:
             return _first_line(error)
         return answer
 
-    def kill(self, name: str) -> None:
-        """Ends a member's actor, and its server with it; it is not started again."""
-        actor = self._actors.pop(name, None)
-        with suppress(ValueError, self._ray.exceptions.RayError):
-            self._ray.kill(actor or self._ray.get_actor(name), no_restart=True)
+    def kill(self, name: str) -> str:
+        """Ends a member's actor, and its server with it; it is not started again.
+
+        Returns:
+            why Ray does not end it, in which case it may go on; empty when there is none any more.
+        """
+        try:
+            actor = self._actors.get(name) or self._ray.get_actor(name)
+            self._ray.kill(actor, no_restart=True)
+        except ValueError:  # Ray knows none of that name
+            pass
+        except self._ray.exceptions.RayError as error:
+            return _first_line(error)
+        self._actors.pop(name, None)
+        return ""
 
     def forget_state(self) -> None:
         """Ends the actor that keeps the state: the pool is no more."""

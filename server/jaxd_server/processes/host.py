@@ -112,6 +112,9 @@ class Host:
             case {"ask": "status"}:  # waits half a second for a worker, and no longer
                 shown = {"view": await self._views.whole()} if request.get("view") is True else {}
                 return {"host": self._describe(), **await self._workers.status(), **shown}
+            case {"ask": "stop", "loses_values": False}:
+                refusal = await self._workers.stop_if_unneeded()
+                return {"refused": refusal} if refusal else {"stopping": True}
             case {"ask": "stop"}:
                 self._workers.stop(now=request.get("now") is True)
                 return {"stopping": True}
@@ -272,7 +275,8 @@ async def serving_control_socket(
     """Answers on the socket `listening` until the block ends.
 
     One JSON object a line each way: `{"ask": "status"}`, `{"ask": "stop"}`,
-    `{"ask": "stop", "now": true}`, `{"ask": "restart"}`, `{"ask": "quarantined"}` and
+    `{"ask": "stop", "now": true}`, `{"ask": "stop", "loses_values": false}`, which is `refused`
+    while calls run or clients have arrays, `{"ask": "restart"}`, `{"ask": "quarantined"}` and
     `{"ask": "release", "what": NAME}`. A connection stays open until its client closes it or the
     host ends, so that a client that requested a stop can wait for the end.
 

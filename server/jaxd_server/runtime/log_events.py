@@ -252,6 +252,11 @@ EVENTS: Final[dict[str, Event]] = {
         "A member of the pool does not answer, or has ended.",
         ("member", "epoch", "state", "reason"),
     ),
+    "pool_member_not_ended": Event(
+        "warning",
+        "Ray does not end the actor of a member, which is to end. It is tried again.",
+        ("member", "reason"),
+    ),
     "pool_member_removed": Event("info", "A member is no part of the pool any more.", ("member",)),
     "pool_member_started": Event("info", "The director has Ray start a member.", ("member",)),
     "pool_member_state": Event(

@@ -7,14 +7,17 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
+from jaxd.cli import pool as pool_command
 from jaxd.cli.__main__ import main
-from jaxd_protocol.network.local_server import PoolFiles
+from jaxd_protocol.network.local_server import PoolFiles, make_private_directory
+from tests.live_pool import LiveDirector
 from tests.live_server import LiveServer
 from tests.server.host_process import HostProcess
 
@@ -132,6 +135,32 @@ def test_another_up_takes_over(pool: Up, capsys: pytest.CaptureFixture[str]) -> 
     assert "takes over" in said(capsys, "up", str(pool.path))
     assert "b  " in said(capsys, "status", "--pool", "lab")
     assert director_pid() != before
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_pool_that_does_not_end_is_not_said_to_be_down(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ends: bool
+) -> None:
+    """Neither while the director tries to end a member, nor when it has given up itself."""
+    monkeypatch.setattr(pool_command, "_STUCK_S", 1e9 if ends else 0.0)
+    monkeypatch.setattr(pool_command, "_LOOK_S", 0.01)
+    files = PoolFiles.of("lab")
+    folder = Path(make_private_directory(files.directory))
+
+    def obey(order: str, _: Mapping[str, Any]) -> Mapping[str, Any]:
+        if order == "status" and ends:
+            Path(files.log).write_text("the head is gone")
+            threading.Thread(target=director.close).start()
+        return {"members": [{"name": "m1", "why": "Ray does not end it"}]}
+
+    director = LiveDirector(folder, obey=obey)
+    assert main(["pool", "down", "--pool", "lab"]) == 1
+    complaint = capsys.readouterr().err
+    assert "m1 (Ray does not end it)" in complaint
+    assert ("ended before all members had" in complaint) is ends
+    assert ("the head is gone" in complaint) is ends
+    if not ends:
+        director.close()
 
 
 def test_without_a_pool_the_commands_say_how_to_start_one(

@@ -10,11 +10,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from jaxd_protocol.errors import AuthenticationFailed, ConfigurationError, ProtocolError
+from jaxd import connect
+from jaxd_protocol.errors import (
+    AuthenticationFailed,
+    ConfigurationError,
+    NoServer,
+    ProtocolError,
+)
 from jaxd_protocol.messages.pool_view import LOAD_SETTLES_S, PoolView
 from jaxd_protocol.messages.server_view import ServerView, SessionRow, ValueRow
+from jaxd_protocol.network.local_server import control_path
 from jaxd_protocol.network.tokens import Seal
 from jaxd_server.pool.member_server import MemberServer, ServerWatch, report_of
 from jaxd_server.pool.members import (
@@ -23,6 +31,7 @@ from jaxd_server.pool.members import (
     MemberEnd,
     MemberReport,
     MemberTable,
+    Order,
 )
 from jaxd_server.pool.settings import MemberSettings
 from tests.server.staging import until
@@ -71,8 +80,12 @@ def state_of(table: MemberTable, name: str = "m1") -> tuple[str, int]:
 def ends(*, key: str = KEY, said: MemberReport = READY) -> tuple[DirectorEnd, MemberEnd, list[str]]:
     """Both ends, and what the member was ordered."""
     obeyed: list[str] = []
-    member = MemberEnd("m1", Seal(key), lambda: said, obeyed.append)
-    return DirectorEnd(Seal(KEY)), member, obeyed
+
+    def obey(order: Order, _: bool) -> bool:
+        obeyed.append(order)
+        return True
+
+    return DirectorEnd(Seal(KEY)), MemberEnd("m1", Seal(key), lambda: said, obey), obeyed
 
 
 def test_a_report_arrives() -> None:
@@ -152,6 +165,28 @@ def test_a_server_that_does_not_answer_may_have_all_that_it_had(runtime: Path) -
     assert report.sessions == 1
 
 
+@pytest.mark.slow
+def test_a_member_that_is_to_stop_keeps_what_was_put_just_before(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks when it takes no more arrays, and not at what it has shown of them before."""
+    monkeypatch.setattr(ServerWatch, "view", None)  # as before the first one
+    server = MemberServer("lab", "m1", MemberSettings(), "127.0.0.1", KEY)
+    server._started.wait()
+    try:
+        until(lambda: os.path.exists(control_path(server._unix)))
+        with connect(str(server._unix)) as client:
+            array = client.put(np.ones(8))
+            assert server.stop(loses_values=False) is False
+            assert client.get(array).tolist() == [1.0] * 8
+            array.delete()
+            until(lambda: server.stop(loses_values=False))
+            with pytest.raises(NoServer):
+                client.put(np.ones(8))
+    finally:
+        server.stop()
+
+
 def test_a_folder_that_is_full_keeps_no_member_from_reporting(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,7 +195,7 @@ def test_a_folder_that_is_full_keeps_no_member_from_reporting(
     server = MemberServer("lab", "m1", MemberSettings(), "127.0.0.1", KEY)
     os.rmdir(server.folder)
     assert server.know({"m1": ("tls://h:1",)}) is False
-    member = MemberEnd("m1", Seal(KEY), lambda: READY, lambda _: None, server.know)
+    member = MemberEnd("m1", Seal(KEY), lambda: READY, lambda *_: True, server.know)
     director = DirectorEnd(Seal(KEY))
     for folder_is_there in (False, True):
         if folder_is_there:

@@ -36,7 +36,13 @@ class FakeMember:
         self.settings = settings
         self.report = MemberReport("", "ready", devices=1, version=settings.version)
         self.orders: list[Order] = []
-        self.end = MemberEnd(name, Seal(key), lambda: self.report, self.orders.append)
+        self.end = MemberEnd(name, Seal(key), lambda: self.report, self._obey)
+
+    def _obey(self, order: Order, loses_values: bool) -> bool:
+        """As a server does, which looks for values when it takes no more of them."""
+        is_obeyed = loses_values or not self.report.values
+        self.orders += [order] * is_obeyed
+        return is_obeyed
 
 
 class FakeCluster:
@@ -45,6 +51,7 @@ class FakeCluster:
     def __init__(self) -> None:
         self.members: dict[str, FakeMember] = {}
         self.dead: set[str] = set()
+        self.undying: set[str] = set()
         self.started: list[str] = []
         self.room = 100
         self.key = KEY
@@ -90,8 +97,11 @@ class FakeCluster:
         time.sleep(min(timeout_s, 0.001))  # as long as a look at nothing takes
         return {name: ref() for name, ref in sent.items() if name in self.members}
 
-    def kill(self, name: str) -> None:
+    def kill(self, name: str) -> str:
+        if name in self.undying:
+            return "the head does not answer"
         self.members.pop(name, None)
+        return ""
 
 
 @pytest.fixture(autouse=True)
@@ -460,6 +470,21 @@ def test_a_pool_that_is_down_has_no_members(cluster: FakeCluster) -> None:
     assert settle(pool) == {}
     assert pool.is_over
     assert cluster.members == {}
+
+
+def test_a_member_that_ray_does_not_end_is_shown_and_ended_later(cluster: FakeCluster) -> None:
+    """The pool is not over before; in between nothing is started in its place."""
+    pool = pool_in(cluster)
+    cluster.undying.add("m2")
+    pool.obey("down", {})
+    assert settle(pool) == {"m2": "lost"}
+    (row,) = pool.status()["members"]
+    assert row["why"] == "Ray does not end it: the head does not answer"
+    assert not pool.is_over
+    cluster.undying.clear()
+    assert settle(pool) == {}
+    assert pool.is_over
+    assert cluster.started == ["m1", "m2"]
 
 
 def test_an_unknown_order_is_refused(cluster: FakeCluster) -> None:

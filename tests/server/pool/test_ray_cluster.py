@@ -26,19 +26,24 @@ def test_a_wrong_address_is_told_at_once() -> None:
 
 
 def test_a_cluster_is_known_by_the_process_that_holds_it(tmp_path: Path) -> None:
-    """One that has ended is gone, also where another process has its number."""
-    file = tmp_path / "cluster.json"
+    """One that has ended is gone, and what it left; also where another process has its number."""
+    file, left, other = (tmp_path / name for name in ("cluster.json", "jaxd-ray-1", "other"))
+    left.mkdir()
+    other.mkdir()
     assert local_cluster(str(tmp_path)) is None
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     started = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19]
-    found = LocalCluster("127.0.0.1:1", process.pid, started)
+    found = LocalCluster("127.0.0.1:1", process.pid, started, str(left))
     file.write_text(json.dumps(found._asdict()))
     assert local_cluster(str(tmp_path)) == found
-    file.write_text(json.dumps(found._replace(pid=os.getpid())._asdict()))
+    assert left.exists()
+    strange = found._replace(pid=os.getpid(), folder=str(other))
+    file.write_text(json.dumps(strange._asdict()))
     assert local_cluster(str(tmp_path)) is None
     file.write_text(json.dumps(found._asdict()))
     process.communicate(b"\n")
     assert local_cluster(str(tmp_path)) is None
+    assert (left.exists(), other.exists()) == (False, True)
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"pid": 1}', '{"a": 1, "b": 2, "c": 3}'])

@@ -118,6 +118,18 @@ class Supervisor:
             self._forced = True
             self._kill_all()
 
+    async def stop_if_unneeded(self) -> str:
+        """Begins to stop, unless calls run or clients have arrays: why not, else empty.
+
+        The worker takes no calls and no arrays from the moment at which it looks.
+        """
+        worker, refusal = self.worker, ""
+        if worker is not None and worker.state == "ready":
+            refusal = await worker.yield_to_successor(force=False, is_followed=False, is_last=True)
+        if not refusal:
+            self.stop()
+        return refusal
+
     def _kill_all(self) -> None:
         for one in self.processes():
             one.kill()

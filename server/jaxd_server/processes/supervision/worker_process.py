@@ -196,14 +196,17 @@ class WorkerProcess:
         """Lets a prepared worker accept clients."""
         self._channel.send({"ask": "open"})
 
-    async def yield_to_successor(self, *, force: bool, is_followed: bool) -> str:
+    async def yield_to_successor(
+        self, *, force: bool, is_followed: bool, is_last: bool = False
+    ) -> str:
         """Asks it to drain in favour of the next one; the reason if it refuses, else empty.
 
         Args:
             force: also when arrays of clients are lost.
             is_followed: whether the next one is prepared.
+            is_last: whether there is to be no next one: clients are told that the server stops.
         """
-        order = {"ask": "give_way", "force": force, "is_followed": is_followed}
+        order = {"ask": "give_way", "force": force, "is_followed": is_followed, "is_last": is_last}
         refusal = await self._refusal.ask(lambda: self._channel.send(order), _ANSWER_TIMEOUT_S)
         if not refusal.done():
             return "the worker does not answer"

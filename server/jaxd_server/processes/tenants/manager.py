@@ -255,6 +255,15 @@ class TenantManager:
         for one in self._workers.values():
             one.supervisor.stop(now=now)
 
+    async def stop_if_unneeded(self) -> str:
+        """As of a `Supervisor`: one worker after the other, until one of them is needed."""
+        for who, one in list(self._workers.items()):
+            refusal = await one.supervisor.stop_if_unneeded()
+            if refusal:
+                return f"{who}: {printable(refusal)}"
+        self.stop()
+        return ""
+
     async def restart(self, *, force: bool = False) -> dict[str, Any]:
         """Replaces all running workers; see `RollingRestart.restart`."""
         all_ = {who: one.supervisor for who, one in self._workers.items()}

@@ -237,8 +237,11 @@ class Worker:
             case {"ask": "open"}:
                 self.may_open.set()
             case {"ask": "give_way", "force": bool(force), "is_followed": bool(is_followed)}:
+                is_last = order.get("is_last") is True
                 give_way = threading.Thread(
-                    target=self.yield_to_successor, args=(force, is_followed), name="jaxd-give-way"
+                    target=self.yield_to_successor,
+                    args=(force, is_followed, is_last),
+                    name="jaxd-give-way",
                 )
                 try:
                     start_thread(give_way)
@@ -253,12 +256,13 @@ class Worker:
             case _:
                 pass  # a newer host may send others
 
-    def yield_to_successor(self, force: bool, is_followed: bool) -> None:
+    def yield_to_successor(self, force: bool, is_followed: bool, is_last: bool) -> None:
         """Ends this worker in favour of the next one, or refuses; notifies the host.
 
         Args:
             force: also when arrays of clients are lost.
             is_followed: whether the next one is prepared.
+            is_last: whether there is none: what waits since it was asked is refused by `drain`.
         """
         admission = self._components.pipeline.admission
         obstacle = "" if force else still_needed(admission, self._components.values)
@@ -266,7 +270,8 @@ class Worker:
             self.host_channel.notify({"event": "needed", "why": obstacle})
             return
         self._close_endpoints()
-        admission.replace(is_followed=is_followed)
+        if not is_last:
+            admission.replace(is_followed=is_followed)
         self.host_channel.notify({"event": "gave_way"})
         self.stop.set()
 

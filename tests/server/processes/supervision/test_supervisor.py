@@ -126,6 +126,28 @@ def test_a_worker_that_is_needed_is_not_replaced(start_host: StartHost, runtime:
     assert greeting(path)["epoch"] == 2
 
 
+@pytest.mark.parametrize("mode", ["needed", "resting", ""])
+def test_a_stop_that_may_lose_nothing_is_for_a_worker_that_nobody_needs(
+    start_host: StartHost, runtime: Path, mode: str
+) -> None:
+    """It is refused with the worker's reason; else the server ends, and no next worker begins."""
+    path = str(runtime / "server.sock")
+    host = start_host("--listen", f"unix://{path}", FAKE_WORKER=mode)
+    host.wait_until_ready()
+    greeting(path)
+    if mode == "needed":
+        why = {"refused": "it holds arrays of uid:7"}
+        assert ask(path + ".control", ask="stop", loses_values=False) == why
+        assert greeting(path)["epoch"] == 1
+        return
+    if mode == "resting":
+        host.wait_for("worker_exited")
+    assert ask(path + ".control", ask="stop", loses_values=False) == {"stopping": True}
+    code, said = host.wait()
+    assert code == 0
+    assert '"epoch": 2' not in said
+
+
 def test_a_worker_stays_when_the_next_one_fails(start_host: StartHost, runtime: Path) -> None:
     """Who asked is told so, and calls are answered as before."""
     path = str(runtime / "server.sock")

@@ -272,13 +272,13 @@ def test_all_workers_are_restarted(house: TenantServer) -> None:
 
 
 def test_a_restart_says_whose_worker_is_needed(start: Callable[..., TenantServer]) -> None:
-    """And without a worker there is nothing to restart."""
+    """As does a stop that may lose nothing; and without a worker there is nothing to restart."""
     house = start(FAKE_WORKER="needed")
     assert "no worker at work" in ask(house.control, ask="restart")["refused"]
     house.visit("alice")
-    assert ask(house.control, ask="restart")["refused"] == (
-        "account:alice: it holds arrays of uid:7"
-    )
+    for request in ({"ask": "restart"}, {"ask": "stop", "loses_values": False}):
+        why = ask(house.control, **request)["refused"]
+        assert why == "account:alice: it holds arrays of uid:7"
 
 
 @pytest.mark.slow
