@@ -25,6 +25,7 @@ from tests.hostile.running import (
     ServerRun,
     replayed,
     table,
+    tethered,
     vulnerability_of,
 )
 
@@ -92,7 +93,7 @@ def _all(ends: Sequence[str], seconds: float, seed: int, least: int) -> int:
     """Both processes, and the table of what they have said."""
     print(f"hostile ends {', '.join(ends)} for {seconds:.0f} s, seed {seed}", flush=True)
     groups = [[end for end in group if end in ends] for group in WORKERS]
-    words = [sys.executable, "-m", "tests.hostile", "--worker", "--seed", str(seed)]
+    words = tethered("-m", "tests.hostile", "--worker", "--seed", str(seed))
     processes = [
         subprocess.Popen(
             [*words, "--seconds", str(seconds), *group], stdout=subprocess.PIPE, text=True

@@ -104,12 +104,29 @@ def create_canaries(folder: Path) -> None:
     (folder / "canary/link").symlink_to(outside)
 
 
+_TETHERED: Final = (
+    "import os, sys\n"
+    "from jaxd_server.runtime.child_startup import die_with_the_parent\n"
+    "die_with_the_parent()\n"
+    "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+)
+
+
+def tethered(*arguments: str) -> list[str]:
+    """The command of a Python that ends with its parent, however that ends, also while it hangs.
+
+    A process of its own asks for that, as a victim is to have loaded nothing of a server.
+    """
+    return [sys.executable, "-P", "-c", _TETHERED, *arguments]
+
+
 class Victim:
     """The process of a victim; `close` ends it.
 
     Attributes:
         inventory: what it has loaded.
         folder: where it works.
+        pid: of it.
     """
 
     def __init__(self, module: str, address: str, folder: Path, *arguments: str) -> None:
@@ -122,14 +139,14 @@ class Victim:
         environment["PYTHONPATH"] += os.pathsep + str(ROOT)
         self._errors = (folder.parent / f"{folder.name}.errors").open("w")
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", module, address, *arguments],
+            tethered("-P", "-m", module, address, *arguments),
             cwd=folder,
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
         )
-        self._rest = b""
+        self._rest, self.pid = b"", self._process.pid
         self.inventory: dict[str, Any] = self._line(START_S) or {}
         if not self.inventory:
             self.close()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import select
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -31,7 +33,7 @@ from tests.hostile.running import (
     replayed,
     vulnerability_of,
 )
-from tests.live_server import ROOT
+from tests.live_server import ROOT, source_environment
 
 pytestmark = [pytest.mark.fuzz, pytest.mark.own_server]
 
@@ -101,6 +103,41 @@ def test_an_exchange_that_was_kept_can_be_had_again(tmp_path: Path) -> None:
     assert {
         vulnerability_of(find) for find in replayed(kept, libraries=False, reverts=["W"]).values()
     } == {"W"}
+
+
+WITH_A_VICTIM = """
+import sys
+from pathlib import Path
+from tests.hostile.running import Victim
+from tests.hostile.server import HostileServer
+
+folder = Path(sys.argv[1])
+server = HostileServer(str(folder / "s.sock"))
+victim = Victim("tests.hostile.victim_client", server.address, folder / "victim", "False", "")
+print(victim.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+def test_a_victim_ends_with_its_run(runtime: Path) -> None:
+    """Also where that is killed while the victim hangs."""
+    command = [sys.executable, "-c", WITH_A_VICTIM, str(runtime)]
+    environment = source_environment(runtime)
+    environment["PYTHONPATH"] += os.pathsep + str(ROOT)
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    run = subprocess.Popen(command, env=environment, text=True, **pipes)
+    pid = int(run.stdout.readline())
+    victim = os.pidfd_open(pid)
+    try:
+        os.kill(pid, signal.SIGSTOP)
+        run.kill()
+        run.communicate()
+        assert select.select([victim], [], [], 60.0)[0]
+    finally:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(victim, signal.SIGKILL)
+        os.close(victim)
 
 
 @pytest.mark.slow
