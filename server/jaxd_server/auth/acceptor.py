@@ -10,12 +10,11 @@ import os
 import resource
 import selectors
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Literal, Protocol
 
-from jaxd_protocol.base.process import start_thread
+from jaxd_protocol.base.process import start_daemon
 from jaxd_protocol.errors import Busy, JaxdError, ServerStartFailed
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.handshake import refuse_client
@@ -119,9 +118,7 @@ class Acceptor:
         sock.setblocking(True)
         self._clients.add(sock)
         try:
-            start_thread(
-                threading.Thread(target=self._handle, args=(sock,), name="jaxd-client", daemon=True)
-            )
+            start_daemon("jaxd-client", self._handle, sock)
         except Busy as error:
             log_event("cannot_serve", reason=str(error))
             self._clients.discard(sock)
@@ -215,7 +212,7 @@ class RefusingAcceptor(Acceptor):
 
     def start_in_thread(self) -> None:
         """As `Acceptor`, but the host does not end with that thread."""
-        threading.Thread(target=self._run, name="jaxd-refuse", daemon=True).start()
+        start_daemon("jaxd-refuse", self._run)
 
     def close(self) -> None:
         """Accepts nobody any more; who has said nothing so far is disconnected."""

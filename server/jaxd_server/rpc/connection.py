@@ -20,6 +20,7 @@ from typing import Final
 
 from rpyc.core.service import VoidService
 
+from jaxd_protocol.base.process import start_daemon
 from jaxd_protocol.errors import Busy, JaxdError, ProtocolError, RemoteError
 from jaxd_protocol.messages.calls import FAILED
 from jaxd_protocol.messages.failures import encode_failure
@@ -129,7 +130,7 @@ class ReaderHandoff:
             since, self.busy_since = self.busy_since, None
             self._turn += 1
             try:
-                threading.Thread(target=self.run, name="jaxd-client", daemon=True).start()
+                start_daemon("jaxd-client", self.run)
             except RuntimeError:  # the system has no more threads: the present one reads on later
                 self._turn -= 1
                 self.busy_since = since

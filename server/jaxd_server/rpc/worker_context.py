@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from jaxd_protocol.base.process import start_thread
+from jaxd_protocol.base.process import start_daemon
 from jaxd_protocol.errors import Busy
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.execution.pipeline import Pipeline
@@ -60,7 +60,7 @@ class StallWatchdog:
         self._awake = threading.Event()
         self.is_idle = True
         self._stopped = False
-        threading.Thread(target=self._watch, name="jaxd-sentry", daemon=True).start()
+        start_daemon("jaxd-sentry", self._watch)
 
     def watch(self, reader: WatchedReader) -> None:
         """Adds the reader of a connection."""
@@ -169,7 +169,7 @@ class IdleConnections:
     def _start(self, sock: socket.socket, take_up: Callable[[], None]) -> None:
         """Has a thread take it up; where there is none now, it stays here, and all wait a while."""
         try:
-            start_thread(threading.Thread(target=take_up, name="jaxd-client", daemon=True))
+            start_daemon("jaxd-client", take_up)
         except Busy as error:
             log_event("cannot_serve", reason=str(error))
             self._arriving.append((sock, take_up))

@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from jaxd_protocol.base.process import start_daemon
+
 MAX_LINE_BYTES = 16 << 20
 """Far above the size of a worker's status with all of its running calls."""
 
@@ -68,7 +70,7 @@ class HostChannel:
         self._on_lost = on_lost
         self._on_order = on_order
         self._lock = threading.Lock()  # one line at a time
-        threading.Thread(target=self._listen, name="jaxd-tether", daemon=True).start()
+        start_daemon("jaxd-tether", self._listen)
 
     def notify(self, message: Mapping[str, Any]) -> None:
         """Sends one object; the thread that reads notices when the host has ended."""

@@ -157,6 +157,22 @@ def start_thread(thread: threading.Thread) -> None:
         ) from error
 
 
+def start_daemon(name: str, target: Callable[..., object], *args: Any) -> threading.Thread:
+    """Starts a thread that does not outlive the process; returns it.
+
+    Args:
+        name: of the thread.
+        target: runs in it.
+        args: of `target`.
+
+    Raises:
+        Busy, RuntimeError: as `start_thread`.
+    """
+    thread = threading.Thread(target=target, args=args, name=name, daemon=True)
+    start_thread(thread)
+    return thread
+
+
 def _user_threads() -> str:
     try:
         import resource

@@ -19,6 +19,7 @@ from jaxd_protocol.base.process import (
     machine_id,
     notify_before_forks,
     reset_after_fork,
+    start_daemon,
     start_thread,
 )
 from jaxd_protocol.errors import Busy
@@ -43,6 +44,14 @@ def test_a_thread_that_cannot_be_had_is_a_typed_error(monkeypatch: pytest.Monkey
         start_thread(threading.Thread())
     with pytest.raises(RuntimeError, match="once"):
         start_thread(threading.Thread())
+
+
+def test_a_daemon_has_its_name_and_does_not_keep_the_process_alive() -> None:
+    """It gets its arguments."""
+    found: list[object] = []
+    thread = start_daemon("jaxd-some", lambda *args: found.append(args), 1, "two")
+    thread.join(30)
+    assert (found, thread.name, thread.daemon) == ([(1, "two")], "jaxd-some", True)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeVar
 
+from jaxd_protocol.base.process import start_daemon
 from jaxd_protocol.errors import ConnectionLost, DeadlineExceeded, ProtocolError
 from jaxd_server.runtime.threads.cancellation import NEVER_CANCELLED, CancelToken, assigned
 from jaxd_server.runtime.threads.executors import process_timers
@@ -347,11 +348,10 @@ class Builds(Generic[K, V]):
                 self._stop_waiting(key, build, place)
 
     def _start(self, key: K, build: Build, make: Callable[[], V]) -> None:
-        args = (key, build, make)
         try:
-            threading.Thread(target=self._make, args=args, name="jaxd-make", daemon=True).start()
+            start_daemon("jaxd-make", self._make, key, build, make)
         except RuntimeError:  # the system has no more threads
-            self._make(*args)
+            self._make(key, build, make)
 
     def _make(self, key: K, build: Build, make: Callable[[], V]) -> None:
         outcome: V | None = None

@@ -17,7 +17,7 @@ from contextlib import nullcontext, suppress
 from multiprocessing.connection import Connection
 from typing import Any, Final, Literal
 
-from jaxd_protocol.base.process import start_thread
+from jaxd_protocol.base.process import start_daemon, start_thread
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.messages.failures import encode_failure
 from jaxd_protocol.messages.recorded_reads import ProcessRead
@@ -233,7 +233,7 @@ class BuilderProcess:
         """
         process_timers.after(INTERRUPT_S, lambda: self.stop(number))
         with suppress(RuntimeError):  # no thread: its process is ended, as the timer says
-            threading.Thread(target=self._send_cancel, args=(number,), daemon=True).start()
+            start_daemon("jaxd-builder", self._send_cancel, number)
 
     def _send_cancel(self, number: int) -> None:
         connection = self._connection
@@ -309,8 +309,7 @@ class BuilderProcess:
                 os.setpriority(os.PRIO_PROCESS, self._process.pid, nice)
         connection = Connection(os.dup(ours.fileno()))
         self._socket = ours
-        args = (self._process, ours)
-        threading.Thread(target=self._watch, args=args, name="jaxd-builder", daemon=True).start()
+        start_daemon("jaxd-builder", self._watch, self._process, ours)
         return connection
 
     def _watch(self, process: subprocess.Popen[bytes], ours: socket.socket) -> None:

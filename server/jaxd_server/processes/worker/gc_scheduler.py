@@ -12,11 +12,11 @@ from __future__ import annotations
 import gc
 import itertools
 import sys
-import threading
 import time
 from collections.abc import Callable
 from typing import Final
 
+from jaxd_protocol.base.process import start_daemon
 from jaxd_server.execution.admission import Admission
 
 _SWITCH_INTERVAL_S: Final = 5e-6
@@ -55,7 +55,7 @@ class GcScheduler:
         gc.collect()
         gc.freeze()  # imported modules stay: they are not examined again
         gc.disable()
-        threading.Thread(target=self._work, name="jaxd-housekeeper", daemon=True).start()
+        start_daemon("jaxd-housekeeper", self._work)
 
     def _work(self) -> None:
         for polls in itertools.count(1):

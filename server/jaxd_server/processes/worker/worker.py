@@ -11,7 +11,7 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from jaxd_protocol.base.process import start_thread
+from jaxd_protocol.base.process import start_daemon
 from jaxd_protocol.errors import Busy
 from jaxd_protocol.network.addresses import Address
 from jaxd_server.auth.listeners import ListenerProbe
@@ -238,13 +238,9 @@ class Worker:
                 self.may_open.set()
             case {"ask": "give_way", "force": bool(force), "is_followed": bool(is_followed)}:
                 is_last = order.get("is_last") is True
-                give_way = threading.Thread(
-                    target=self.yield_to_successor,
-                    args=(force, is_followed, is_last),
-                    name="jaxd-give-way",
-                )
+                how = force, is_followed, is_last
                 try:
-                    start_thread(give_way)
+                    start_daemon("jaxd-give-way", self.yield_to_successor, *how)
                 except Busy as error:
                     self.host_channel.notify({"event": "needed", "why": str(error)})
             case {"ask": "renew"}:

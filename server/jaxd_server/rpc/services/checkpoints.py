@@ -24,7 +24,7 @@ from weakref import WeakValueDictionary
 import jax
 import numpy as np
 
-from jaxd_protocol.base.process import start_thread
+from jaxd_protocol.base.process import start_daemon
 from jaxd_protocol.errors import (
     ConfigurationError,
     NotPermitted,
@@ -187,10 +187,8 @@ class CheckpointService:
             held.enter_context(self._values.held(self._own.principal, values))
             if not self._has_room_for_copies(nbytes):
                 return save.run(tree, held)
-            writing = threading.Thread(
-                target=save.run, args=(tree, held.pop_all()), name="jaxd-save", daemon=True
-            )
-            return start_thread(writing)
+            start_daemon("jaxd-save", save.run, tree, held.pop_all())
+        return None
 
     def _has_room_for_copies(self, nbytes: int) -> bool:
         """Whether calls may go on beside it: those that donate these arrays take copies."""

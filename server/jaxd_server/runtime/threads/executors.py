@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from typing import Any, Final, Generic, ParamSpec, TypeVar
 
-from jaxd_protocol.base.process import start_thread
+from jaxd_protocol.base.process import start_daemon
 from jaxd_protocol.base.timers import TimerThread
 from jaxd_protocol.errors import Busy, ConnectionLost, ProtocolError
 from jaxd_server.runtime.logs import log_event
@@ -38,7 +38,7 @@ def start_vital(target: Callable[[], None], name: str) -> None:
     Raises:
         Busy: when the system has no thread for it.
     """
-    start_thread(threading.Thread(target=_run_vital, args=(target, name), name=name, daemon=True))
+    start_daemon(name, _run_vital, target, name)
 
 
 def _run_vital(target: Callable[[], None], name: str) -> None:
@@ -95,7 +95,7 @@ class FairThreadPool:
                 return
             self._threads += 1
         try:
-            start_thread(threading.Thread(target=self._work, name=self._name, daemon=True))
+            start_daemon(self._name, self._work)
         except Busy:
             with self._changed:
                 self._threads -= 1
@@ -147,10 +147,7 @@ class ThreadPerTask:
         future: Future[T] = Future()
         self._room.acquire()
         try:
-            work = (future, fn, args, kwargs)
-            start_thread(
-                threading.Thread(target=self._run, args=work, name=self._name, daemon=True)
-            )
+            start_daemon(self._name, self._run, future, fn, args, kwargs)
         except BaseException:
             self._room.release()
             raise
@@ -224,7 +221,7 @@ class SerialExecutor:
 
     def _start(self) -> None:
         try:
-            threading.Thread(target=self._run, name=self._name, daemon=True).start()
+            start_daemon(self._name, self._run)
         except RuntimeError:  # the system has no more threads
             self._run()
 
