@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import select
 import socket
@@ -17,6 +16,7 @@ from typing import Any, Final
 from jaxd_protocol.errors import CannotListen, ConfigurationError
 from jaxd_protocol.network.addresses import MAX_PATH_BYTES, Address
 from jaxd_protocol.network.local_server import has_listener, make_private_directory
+from jaxd_server.runtime.logs import locked_folder
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -162,7 +162,7 @@ def _unix_socket(address: Address, mode: int) -> Iterator[Listener]:
     with _explaining_errors(address):
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with listening:
-        with _explaining_errors(address), _directory_lock(os.path.dirname(path)):
+        with _explaining_errors(address), locked_folder(os.path.dirname(path)):  # until `bind`
             _remove_stale_socket(path)
             listening.bind(path)
             os.chmod(path, mode)
@@ -242,17 +242,6 @@ def _check_guarded(directory: str, *, entered: bool) -> None:
             f"with --allow-uid others have to enter {directory}, and they cannot. Run: "
             f"chmod 711 {directory}   (or choose another --listen)."
         )
-
-
-@contextmanager
-def _directory_lock(directory: str) -> Iterator[None]:
-    """Keeps a second server from taking the path between the check and `bind`."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _remove_stale_socket(path: str) -> None:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import fcntl
 import glob
 import json
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,10 +20,12 @@ from jaxd_protocol.network.tokens import read_store_key
 from jaxd_server.cache.catalog import CachedCall, cached_calls, check_records, target_facts
 from jaxd_server.cache.directory import check_trusted, make_trusted
 from jaxd_server.cache.disk_usage import FolderUsage, usage
+from jaxd_server.cache.record_file import remove_file
 from jaxd_server.cache.shared_store import pack, unpack
 from jaxd_server.cache.sweep import clear, kept_parts, purge, sweep
 from jaxd_server.config.argument_types import parse_size
 from jaxd_server.config.options import GIB
+from jaxd_server.runtime.logs import claim_folder
 
 _INTERRUPTED: Final = 130
 _MIN_DIGITS: Final = 4
@@ -238,19 +237,11 @@ def _verify(root: str, arguments: argparse.Namespace) -> int:
         checked += 1
         if reason is not None:
             bad.append({"path": entry.path, "reason": reason})
-            _remove(entry.path)
+            remove_file(entry.path)
     lines = [f"removed {each['path']}: {each['reason']}" for each in bad]
     lines.append(f"{checked} files checked, {len(bad)} broken")
     _print(arguments, {"folder": root, "checked": checked, "broken": bad}, *lines)
     return 1 if bad else 0
-
-
-def _remove(path: str) -> None:
-    if os.path.isdir(path) and not os.path.islink(path):
-        shutil.rmtree(path)
-    else:
-        with contextlib.suppress(FileNotFoundError):  # a server was faster
-            os.unlink(path)
 
 
 def _clear(root: str, arguments: argparse.Namespace) -> int:
@@ -278,14 +269,10 @@ def _purge(root: str, arguments: argparse.Namespace) -> int:
 
 def _is_claimed(root: str) -> bool:
     """Whether a server with a worker for each principal has the folder for itself."""
-    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
+    descriptor = claim_folder(root)
+    if descriptor is not None:
         os.close(descriptor)
-    return False
+    return descriptor is None
 
 
 def _running_servers() -> list[str]:
@@ -306,7 +293,7 @@ def _remove_all(
         0; 1 when the user did not agree, or something could not be removed.
     """
     parts = measure(root)
-    found = _sum(parts)
+    found = FolderUsage.total(parts.values())
     whole = {"folder": root, **found._asdict()}
     if arguments.dry_run:
         head = f"would remove {_words(found)}, from {root}"
@@ -319,7 +306,7 @@ def _remove_all(
         if answer.strip().lower() not in ("y", "yes"):
             return 1
     remove(root)
-    left = _sum(measure(root))
+    left = FolderUsage.total(measure(root).values())
     freed = FolderUsage(found.bytes - left.bytes, found.files - left.files)
     _print(arguments, {**whole, **freed._asdict()}, f"removed {_words(freed)}")
     if left.files:
@@ -328,11 +315,6 @@ def _remove_all(
             "stopped first (jaxd stop), or they belong to another user, who has to remove them"
         )
     return int(left.files > 0)
-
-
-def _sum(parts: Mapping[str, FolderUsage]) -> FolderUsage:
-    each = parts.values()
-    return FolderUsage(sum(part.bytes for part in each), sum(part.files for part in each))
 
 
 def _words(found: FolderUsage) -> str:

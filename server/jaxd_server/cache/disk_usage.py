@@ -8,7 +8,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Final, NamedTuple
@@ -118,6 +118,12 @@ class FolderUsage(NamedTuple):
     bytes: int = 0
     files: int = 0
 
+    @classmethod
+    def total(cls, parts: Iterable[FolderUsage]) -> FolderUsage:
+        """The sums."""
+        each = list(parts)
+        return cls(sum(part.bytes for part in each), sum(part.files for part in each))
+
 
 class _CachedScan(NamedTuple):
     """A folder as it was found.
@@ -155,8 +161,7 @@ class DiskUsage:
     def now(self) -> FolderUsage:
         """How much there is; a little late while much is being written."""
         with self._lock:
-            found = [self._scan(folder) for folder in self._folders]
-        return FolderUsage(sum(one.bytes for one in found), sum(one.files for one in found))
+            return FolderUsage.total(map(self._scan, self._folders))
 
     def _scan(self, folder: str) -> FolderUsage:
         try:

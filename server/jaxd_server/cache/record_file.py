@@ -15,6 +15,7 @@ import hashlib
 import hmac
 import os
 import secrets
+import shutil
 import stat
 import struct
 import zlib
@@ -209,9 +210,7 @@ def read_stored(
     path: str, kind: str, name: bytes, target: str, *, payload: bool
 ) -> tuple[Header, bytes]:
     """As `read_file`, with the payload as it is kept; its digest is for who unpacks it to check."""
-    with _opened(path) as file:
-        size = _size(os.fstat(file.fileno()), is_ours=True)
-        header, stored = _read(file, size, payload=payload)
+    header, stored = _read_own(path, payload=payload)
     if (header.kind, header.name, header.target) != (kind, name, target):
         raise InvalidRecord("it is the file of another record")
     return header, stored
@@ -224,12 +223,29 @@ def read_header(path: str, *, check: bool = False) -> Header:
         InvalidRecord: when it is no whole record.
         OSError: when there is no such file, or it cannot be read now.
     """
-    with _opened(path) as file:
-        size = _size(os.fstat(file.fileno()), is_ours=True)
-        header, stored = _read(file, size, payload=check)
+    header, stored = _read_own(path, payload=check)
     if check:
         _unpacked(header, stored)
     return header
+
+
+def _read_own(path: str, *, payload: bool) -> tuple[Header, bytes]:
+    """What is in a file that only this user, or root, can have written."""
+    with _opened(path) as file:
+        return _read(file, _size(os.fstat(file.fileno()), is_ours=True), payload=payload)
+
+
+def own_bytes(path: str, most: int) -> bytes:
+    """The bytes of a file, not a record, that only this user, or root, can have written.
+
+    Raises:
+        InvalidRecord: when others can have written it, or it has more bytes than `most`.
+        OSError: when there is no such file, or it cannot be read now.
+    """
+    with _opened(path) as file:
+        if _size(os.fstat(file.fileno()), is_ours=True) > most:
+            raise InvalidRecord("it is larger than any that this server writes")
+        return file.read(most)
 
 
 def _signature(header: Header, sign: Sign) -> bytes:
@@ -315,6 +331,19 @@ def _unpacked(header: Header, stored: bytes) -> bytes:
     if len(payload) != header.length:
         raise InvalidRecord("its payload cannot be unpacked")
     return payload
+
+
+def remove_file(path: str) -> None:
+    """Removes a file, or the folder that has taken its place; one that is gone is none.
+
+    Raises:
+        OSError: when it cannot be removed.
+    """
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    else:
+        with contextlib.suppress(FileNotFoundError):  # somebody was faster
+            os.unlink(path)
 
 
 def write_file(path: str, pieces: tuple[bytes, ...], mode: int = 0o600) -> None:

@@ -24,10 +24,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
-from jaxd_protocol.base.process import start_thread
+from jaxd_protocol.base.process import start_daemon
 from jaxd_protocol.errors import ConfigurationError, JaxdError
 from jaxd_protocol.network.tokens import read_store_key, without_password
-from jaxd_server.cache.directory import VERSION, Directory, Kind
+from jaxd_server.cache.directory import Directory, Kind
+from jaxd_server.cache.disk_usage import Entry, entries
 from jaxd_server.cache.record_file import (
     InvalidRecord,
     Record,
@@ -290,7 +291,7 @@ class Lease:
         self._held = held
         self._ended = threading.Event()
         try:
-            start_thread(threading.Thread(target=self._beat, name="jaxd-lease", daemon=True))
+            start_daemon("jaxd-lease", self._beat)
         except BaseException:
             self.release()
             raise
@@ -338,7 +339,8 @@ def pack(root: str, path: str, key: str) -> Archived:
     draft = f"{path}.{secrets.token_hex(8)}"
     try:
         with tarfile.open(draft, "w") as archive:
-            for target, kind, file in _records_below(root):
+            for entry in _shared_below(root):
+                target, kind, file = os.path.basename(entry.target), entry.kind, entry.path
                 try:
                     header = read_header(file)
                     record = read_file(file, header.kind, header.name, header.target)
@@ -360,22 +362,10 @@ def pack(root: str, path: str, key: str) -> Archived:
     return Archived(count, total, refused)
 
 
-def _records_below(root: str) -> Iterator[tuple[str, str, str]]:
-    """Target, kind and file of all records that can be shared: programs before their calls."""
-    kinds: tuple[Kind, ...] = ("environments", "programs", "reads", "calls")
-    for target in _listed(f"{root}/{VERSION}"):
-        for kind in kinds:
-            folder = Directory(root, target).kind(kind)
-            for name in _listed(folder):
-                if not name.startswith("."):  # is being written
-                    yield target, kind, f"{folder}/{name}"
-
-
-def _listed(folder: str) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []
+def _shared_below(root: str) -> list[Entry]:
+    """All records that can be shared: programs before their calls."""
+    found = [entry for entry in entries(root) if entry.kind in SHARED_KINDS]
+    return sorted(found, key=lambda entry: (entry.target, entry.kind == "calls", entry.path))
 
 
 def unpack(root: str, path: str, key: str) -> Archived:

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import json
 import os
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -23,6 +22,7 @@ from jaxd_server.cache.record_file import (
     encode_stored,
     read_file,
     read_stored,
+    remove_file,
     write_file,
 )
 from jaxd_server.cache.shared_store import SharedStore
@@ -97,6 +97,12 @@ class Store:
 
     Nothing here raises for what the disk does: a record that cannot be read is absent, one that
     cannot be written is not kept, and each kind of trouble is logged once.
+
+    Attributes:
+        root: the absolute path of the cache folder, which has those of other targets as well.
+        folder: the absolute path of this target's folder.
+        target: what the records are good for.
+        shared: what other machines have; None: nothing.
     """
 
     def __init__(
@@ -112,6 +118,7 @@ class Store:
     ) -> None:
         """Keeps records in a folder that `make_trusted` has made, and writes what it is for."""
         self._directory = directory
+        self.root, self.folder, self.target = directory.root, directory.folder, directory.target
         self._facts = facts
         self._limit = disk_bytes
         self._principal_limit = principal_disk_bytes
@@ -125,21 +132,6 @@ class Store:
         self._scanned = time.monotonic() if is_brief else 0.0
         self._describe()
         self._writer = Writer(self._write, self._unlink, self._tidy, troubles)
-
-    @property
-    def root(self) -> str:
-        """The absolute path of the cache folder, which has those of other targets as well."""
-        return os.path.dirname(os.path.dirname(self.folder))
-
-    @property
-    def folder(self) -> str:
-        """The absolute path of this target's folder."""
-        return self._directory.folder
-
-    @property
-    def target(self) -> str:
-        """What the records are good for."""
-        return self._directory.target
 
     def label(self, kind: Kind, name: bytes) -> str:
         """What a record is called below the cache folder, the same in every server."""
@@ -357,7 +349,7 @@ class Store:
                 self._describe()
             write_file(path, pieces)
         except IsADirectoryError:
-            shutil.rmtree(path, ignore_errors=True)
+            remove_file(path)
             write_file(path, pieces)
 
     def _describe(self) -> None:
@@ -367,10 +359,5 @@ class Store:
             write_file(f"{self.folder}/{TARGET_FILE}", (text.encode("utf-8", "replace"),))
 
     def _unlink(self, kind: Kind, name: bytes) -> None:
-        path = self._directory.file(kind, name)
-        try:
-            os.unlink(path)
-        except IsADirectoryError:
-            shutil.rmtree(path, ignore_errors=True)
-        except OSError:
-            pass  # removed already; or it stays, and is not accepted
+        with contextlib.suppress(OSError):  # it stays, and is not accepted
+            remove_file(self._directory.file(kind, name))

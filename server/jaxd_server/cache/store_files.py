@@ -227,7 +227,10 @@ class FolderFiles:
             descriptor = os.open(f"{stem}{generation}", flags, mode)
         except FileExistsError:
             return None
-        held = _FileOfFolder(stem, generation, descriptor)
+        held = _Held(
+            partial(os.utime, descriptor),
+            partial(_remove_leases, stem, generation, descriptor),
+        )
         try:
             os.fchmod(descriptor, mode)  # whatever the umask
             os.write(descriptor, _own_name().encode("utf-8", "replace"))
@@ -237,35 +240,40 @@ class FolderFiles:
         return held
 
 
-class _FileOfFolder:
-    """See `HeldFile`."""
+class _Held:
+    """See `HeldFile`.
 
-    def __init__(self, stem: str, generation: int, descriptor: int) -> None:
-        self._stem = stem
-        self._generation = generation
-        self._descriptor = descriptor
+    Args:
+        touch: shows that the holder lives.
+        remove: removes the lease, and those before it.
+    """
+
+    def __init__(self, touch: Callable[[], None], remove: Callable[[], None]) -> None:
+        self._touch = touch
+        self._remove = remove
         self._is_dropped = False
-        self._lock = threading.Lock()  # its descriptor may soon be that of another file
+        self._lock = threading.Lock()  # a lease that is removed is not touched again
 
     def touch(self) -> None:
         with self._lock:
             if not self._is_dropped:
-                os.utime(self._descriptor)
+                self._touch()
 
     def drop(self) -> None:
         with self._lock:
             self._is_dropped = True
             self._remove()
-            os.close(self._descriptor)
 
-    def _remove(self) -> None:
-        stem, own = self._stem, self._generation
-        with contextlib.suppress(OSError):
-            for generation in sorted(_numbers(os.listdir(os.path.dirname(stem)), stem)):
-                path = f"{stem}{generation}"  # its own last
-                is_own = os.path.samestat(os.lstat(path), os.fstat(self._descriptor))
-                if is_own or generation < own:
-                    os.unlink(path)
+
+def _remove_leases(stem: str, own: int, descriptor: int) -> None:
+    """Removes the lease of a descriptor, which is closed, and those before it."""
+    with contextlib.suppress(OSError):
+        for generation in sorted(_numbers(os.listdir(os.path.dirname(stem)), stem)):
+            path = f"{stem}{generation}"  # its own last
+            is_own = os.path.samestat(os.lstat(path), os.fstat(descriptor))
+            if is_own or generation < own:
+                os.unlink(path)
+    os.close(descriptor)
 
 
 def _described(facts: Mapping[str, str]) -> bytes:
@@ -416,55 +424,31 @@ class UrlFiles:
 
     def take(self, stem: str, generation: int) -> HeldFile | None:
         """See `StoreFiles`."""
-        held = _FileOfUrl(self, f"{stem}{generation}")
-        path, text = held.path, held.text()
+        path, nonce = f"{stem}{generation}", secrets.token_hex(8)
+        text = _lease_text(nonce)
         try:
             self._put(path, text, "create")
             is_ours = self._ask(lambda: self._fs.cat_file(path)) == text  # whoever wrote last
         except FileExistsError:
             return None
-        return held if is_ours else None
+        if not is_ours:
+            return None
+        return _Held(
+            lambda: self._put(path, _lease_text(nonce)),
+            lambda: self._remove_leases(stem, generation),
+        )
 
-    def put_lease(self, path: str, text: bytes) -> None:
-        """Writes a lease again, which this process has taken."""
-        self._put(path, text)
-
-    def remove_leases(self, path: str) -> None:
+    def _remove_leases(self, stem: str, own: int) -> None:
         """Removes a lease that this process has taken, and those before it."""
-        stem, _, own = path.rpartition(".")
         with contextlib.suppress(OSError):
-            for generation in sorted(self._generations(f"{stem}.")):
-                if generation <= int(own):
-                    self._ask(partial(self._fs.rm_file, f"{stem}.{generation}"))
+            for generation in sorted(self._generations(stem)):
+                if generation <= own:
+                    self._ask(partial(self._fs.rm_file, f"{stem}{generation}"))
 
 
-class _FileOfUrl:
-    """See `HeldFile`.
-
-    Attributes:
-        path: where it is.
-    """
-
-    def __init__(self, files: UrlFiles, path: str) -> None:
-        self.path = path
-        self._files = files
-        self._nonce = secrets.token_hex(8)
-        self._is_dropped = False
-        self._lock = threading.Lock()  # a lease that is removed is not written again
-
-    def text(self) -> bytes:
-        """What stands in it now."""
-        return f"{time.time_ns()} {self._nonce} {_machine(_own_name())}".encode()
-
-    def touch(self) -> None:
-        with self._lock:
-            if not self._is_dropped:
-                self._files.put_lease(self.path, self.text())
-
-    def drop(self) -> None:
-        with self._lock:
-            self._is_dropped = True
-            self._files.remove_leases(self.path)
+def _lease_text(nonce: str) -> bytes:
+    """What stands in a lease that is touched now."""
+    return f"{time.time_ns()} {nonce} {_machine(_own_name())}".encode()
 
 
 def _file_system(url: str) -> tuple[Any, str]:

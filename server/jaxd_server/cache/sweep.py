@@ -8,7 +8,6 @@ import re
 import shutil
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -114,7 +113,7 @@ def _target_folders(root: str) -> list[str]:
 def kept_parts(root: str) -> dict[str, FolderUsage]:
     """All that jaxd has below a cache folder, by its name there; the user's own is left out."""
     parts = sorted(_own_paths(root).items())
-    return {name: _usage_of(paths) for name, paths in parts if paths}
+    return {name: FolderUsage.total(map(_tree, paths)) for name, paths in parts if paths}
 
 
 def purge(root: str) -> None:
@@ -150,11 +149,6 @@ def _own_paths(root: str) -> dict[str, list[str]]:
 
 def _is_here(path: str) -> bool:
     return os.path.exists(path) and not os.path.islink(path)
-
-
-def _usage_of(paths: Iterable[str]) -> FolderUsage:
-    trees = list(map(_tree, paths))
-    return FolderUsage(sum(tree.bytes for tree in trees), sum(tree.files for tree in trees))
 
 
 class _Sweep:

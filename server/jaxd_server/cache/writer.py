@@ -23,15 +23,12 @@ class Troubles:
     """Logs each kind of trouble once; a broken disk does not fill the log. Thread-safe."""
 
     def __init__(self) -> None:
-        self._logged: set[str] = set()
-        self._lock = threading.Lock()  # guards _logged
+        self._logged: dict[str, object] = {}
 
     def warn(self, event: str, about: str = "", **fields: Any) -> None:
         """Logs the first event of this name about the same thing."""
-        with self._lock:
-            first = (kind := f"{event} {about}") not in self._logged
-            self._logged.add(kind)
-        if first:
+        mine = object()
+        if self._logged.setdefault(f"{event} {about}", mine) is mine:  # which is one atomic step
             log_event(event, **fields)
 
 

@@ -5,7 +5,6 @@ And what was saved and spent by principal and function, which outlives the worke
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import threading
@@ -21,7 +20,7 @@ from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.messages.report import Use
 from jaxd_protocol.messages.server_view import LATENCY_BOUNDS_S
 from jaxd_protocol.wire import BulkChannel
-from jaxd_server.runtime.logs import log_event, replace_file
+from jaxd_server.runtime.logs import locked_folder, log_event, replace_file
 
 
 @dataclass(slots=True)
@@ -329,9 +328,8 @@ class UseTable:
     def _kept(self, folder: str, new: dict[UsedFunction, Use], revoked: set[str]) -> UsesSince:
         """What the file has once this was added; other processes do the same one by one."""
         os.makedirs(folder, 0o700, exist_ok=True)
-        path, descriptor = f"{folder}/{_USE_FILE}", os.open(folder, os.O_RDONLY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        path = f"{folder}/{_USE_FILE}"
+        with locked_folder(folder):
             self._since, found = _read_uses(path, self._since)
             found = {name: use for name, use in found.items() if name.principal not in revoked}
             for name, use in new.items():
@@ -339,8 +337,6 @@ class UseTable:
             if new or revoked:
                 replace_file(path, _uses_text(self._since, found))
             return UsesSince(self._since, found)
-        finally:
-            os.close(descriptor)  # and the lock with it
 
 
 def _read_uses(path: str, now: float) -> UsesSince:

@@ -5,6 +5,7 @@ And the files that hold such lines and the state of a process: short, and never 
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import json
 import logging
@@ -13,7 +14,8 @@ import shutil
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final, Literal, NamedTuple
 
 from jaxd_protocol.base.terminal import one_word
@@ -161,6 +163,36 @@ def replace_file(path: str, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())  # otherwise it could be empty after a power cut
     os.replace(f"{path}.new", path)
+
+
+@contextmanager
+def locked_folder(folder: str) -> Iterator[None]:
+    """Within it, no other process is in such a block for the folder; waits for that.
+
+    Raises:
+        OSError: when the folder cannot be opened, or locked.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)  # and the lock with it
+
+
+def claim_folder(folder: str) -> int | None:
+    """Takes the lock of `locked_folder`; None: another process has it.
+
+    Returns:
+        A descriptor, with which the lock is given back; at the end of the process at the latest.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 def shorten_log(path: str, most: int) -> bool:

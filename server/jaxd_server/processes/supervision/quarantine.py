@@ -13,7 +13,6 @@ import json
 import os
 import platform
 import socket
-import stat
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -25,6 +24,7 @@ from typing import Any, Final, NamedTuple
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import ConfigurationError
 from jaxd_server.cache.directory import make_trusted
+from jaxd_server.cache.record_file import InvalidRecord, own_bytes
 from jaxd_server.runtime.flight_recorder import FlightEntry
 from jaxd_server.runtime.logs import log_event, replace_file
 from jaxd_server.runtime.threads.executors import SerialExecutor
@@ -244,7 +244,7 @@ _MAX_TEXT: Final = 200
 _CLOSE_TIMEOUT_S: Final = 2.0
 _ID_BYTES: Final = 16
 _INVALID_FILE: Final = (
-    *(OSError, ValueError, TypeError, KeyError),
+    *(InvalidRecord, OSError, ValueError, TypeError, KeyError),
     *(OverflowError, RecursionError),
 )
 
@@ -302,7 +302,8 @@ class QuarantineFile:
         if self._root is None:
             return {}
         try:
-            data = _trusted_bytes(f"{make_trusted(self._root)}/{_FOLDER}/{self._name}")
+            path = f"{make_trusted(self._root)}/{_FOLDER}/{self._name}"
+            data = own_bytes(path, _MAX_BYTES)
             return _parsed(json.loads(data), self._versions)
         except FileNotFoundError:
             return {}
@@ -343,25 +344,6 @@ def _versions() -> dict[str, str]:
         with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
     return found
-
-
-def _trusted_bytes(path: str) -> bytes:
-    """The content of a file that only this user, or root, can have written.
-
-    Raises:
-        OSError: when it is missing, or cannot be read.
-        ValueError: when others can have written it, or it is too large.
-    """
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-    with open(os.open(path, flags), "rb") as file:
-        status = os.fstat(file.fileno())
-        is_ours = status.st_uid in (0, os.geteuid()) and not status.st_mode & 0o022
-        if not (stat.S_ISREG(status.st_mode) and is_ours):
-            raise ValueError(f"others can have written {path}")
-        data = file.read(_MAX_BYTES + 1)
-    if len(data) > _MAX_BYTES:
-        raise ValueError(f"{path} is larger than any that this server writes")
-    return data
 
 
 def _parsed(

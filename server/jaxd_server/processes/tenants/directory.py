@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import hashlib
 import os
 import pwd
@@ -25,7 +24,7 @@ from jaxd_server.processes.tenants.os_users import (
     remove_folder,
 )
 from jaxd_server.processes.tenants.uid_table import UidTable, name_of_user
-from jaxd_server.runtime.logs import log_event
+from jaxd_server.runtime.logs import claim_folder, log_event
 
 _FOLDER: Final = "principals"
 _SYSTEM_CACHE: Final = "/var/cache/jaxd"
@@ -58,8 +57,12 @@ class TenantDirectory:
         self.share_user = not self._is_root
         self._root = self._made(options)
         uids = options.worker_uids if self._is_root else None
-        if claims and uids is not None and self._root is not None:
-            _claim(self._root)
+        folder = self._root if claims and uids is not None else None
+        if folder is not None and claim_folder(folder) is None:  # else until this process ends
+            raise ConfigurationError(
+                f"another server has its programs and the table of its uids in {folder}. "
+                "Choose another --cache-dir, and other --worker-uids, for this one."
+            )
         self._numbers = None if uids is None else UidTable(self._root, uids)
         self._in_use: dict[str, str] = {}
 
@@ -193,18 +196,6 @@ def _has_users(options: ServerOptions, is_root: bool | None) -> bool:
     """Whether workers run as different users."""
     may = os.geteuid() == 0 if is_root is None else is_root
     return may and options.worker_uids != SAME_USER
-
-
-def _claim(root: str) -> None:
-    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)  # stays open until this process ends
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(descriptor)
-        raise ConfigurationError(
-            f"another server has its programs and the table of its uids in {root}. Choose another "
-            "--cache-dir, and other --worker-uids, for this one."
-        ) from error
 
 
 def _name_of(principal: str, token: str | None) -> str:
