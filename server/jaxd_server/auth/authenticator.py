@@ -143,12 +143,12 @@ class Authenticator:
         with self._handshake_slots.acquire(sock, claim.key, tls=self._tls is not None) as stranger:
             hurried = _DeadlineSocket(sock)
             first = self._peek(_DeadlineSocket(sock, min(FIRST_BYTES_S, hurried.left_s())))
-            stranger.mark_heard()
+            stranger.stage = 1
             if wrong_user is not None:
                 raise _refused(hurried, AuthenticationFailed(wrong_user), is_ours=first == MAGIC)
             if self._tls is not None:
                 return self._greet_over_tls(stranger, hurried, self._tls, first, claim)
-            stranger.mark_protocol()
+            stranger.stage = 2
             return self._greet(sock, hurried, first, claim)
 
     def _greet_over_tls(
@@ -167,11 +167,11 @@ class Authenticator:
         line = TlsSocket(stranger.sock, tls.context, server_side=True)
         line.settimeout(hurried.left_s())
         line.do_handshake()
-        stranger.mark_secured(line)
+        stranger.line = line
         first = line.recv(len(MAGIC), socket.MSG_WAITALL)
         if first != MAGIC:
             raise ProtocolError("the peer speaks TLS, but not jaxd's protocol")
-        stranger.mark_protocol()
+        stranger.stage = 2
         return self._greet_jaxd_client(line, _DeadlineSocket(line, hurried.left_s()), claim)
 
     def _greet(

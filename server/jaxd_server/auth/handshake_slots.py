@@ -47,10 +47,11 @@ class UnauthenticatedPeer:
     Attributes:
         sock: its connection.
         place: the key of its address, see `rate_limit_key`.
-        line: for an error; None if TLS has to be set up first.
+        line: for an error; None until TLS is set up.
         came_at: when it connected.
         is_evicted: whether it has lost its slot.
-        stage: of its handshake: 0 it has sent nothing, 1 some bytes, 2 it uses jaxd's protocol.
+        stage: of its handshake: 0 it has sent nothing, 1 some bytes, 2 it uses jaxd's
+            protocol; TLS alone does not count.
     """
 
     sock: socket.socket
@@ -59,23 +60,6 @@ class UnauthenticatedPeer:
     came_at: float
     is_evicted: bool = False
     stage: int = 0
-
-    def mark_heard(self) -> None:
-        """Records that its first bytes have arrived."""
-        self.stage = 1
-
-    def mark_secured(self, line: ByteStream) -> None:
-        """Records that TLS is set up: an error goes over this stream, in its encryption."""
-        self.line = line
-
-    def mark_protocol(self) -> None:
-        """Records that it uses jaxd's protocol; TLS alone does not count."""
-        self.stage = 2
-
-    @property
-    def is_silent(self) -> bool:
-        """Whether it has sent nothing."""
-        return not self.stage
 
     @property
     def worth(self) -> tuple[int, float]:
@@ -158,7 +142,7 @@ class HandshakeSlots:
         most = max(places.values())
         crowd = [one for one in self._peers if places[one.place] == most]
         other = min(crowd, key=lambda one: one.worth, default=None)
-        if other is None or other.is_silent or most > places[newcomer.place]:
+        if other is None or not other.stage or most > places[newcomer.place]:
             return other
         return other if newcomer.came_at - other.came_at >= _MIN_SLOT_S else None
 

@@ -100,39 +100,22 @@ def _check_worker_uids(options: ServerOptions, *, is_root: bool) -> None:
 
 
 def _check_address(address: Address, options: ServerOptions, *, has_token: bool) -> None:
-    if address.kind == "tls":
-        _check_tls(address, has_token=has_token)
-    elif address.is_loopback:
-        _check_loopback(address, options, has_token=has_token)
-    else:
-        _check_beyond_loopback(address, options, has_token=has_token)
-
-
-def _check_tls(address: Address, *, has_token: bool) -> None:
-    if not has_token:
-        raise CannotListen(
-            f"{address} without a token would let everybody who reaches this machine run code as "
-            "you. Make a token with `jaxd token`."
-        )
-
-
-def _check_loopback(address: Address, options: ServerOptions, *, has_token: bool) -> None:
-    if not (has_token or options.allow_unauthenticated_loopback):
-        raise CannotListen(
-            f"{address} without a token would let every user of this machine run code as you. "
-            "Make a token with `jaxd token`, or use --allow-unauthenticated-loopback."
-        )
-
-
-def _check_beyond_loopback(address: Address, options: ServerOptions, *, has_token: bool) -> None:
-    if not options.insecure_plaintext:
+    is_local = address.kind == "tcp" and address.is_loopback
+    if address.kind == "tcp" and not (is_local or options.insecure_plaintext):
         raise CannotListen(
             f"{address} is reachable from other machines, and the connection is not encrypted: "
             "others can read and change the traffic, and so run code as you. Encrypt it "
             f"(--listen {address._replace(kind='tls')}), or accept that with --insecure-plaintext."
         )
-    if not has_token:
+    if has_token or (is_local and options.allow_unauthenticated_loopback):
+        return
+    if is_local:
         raise CannotListen(
-            f"{address} without a token would let everybody who reaches this machine run code as "
-            "you; --insecure-plaintext does not waive that. Make a token with `jaxd token`."
+            f"{address} without a token would let every user of this machine run code as you. "
+            "Make a token with `jaxd token`, or use --allow-unauthenticated-loopback."
         )
+    waived = "" if address.kind == "tls" else "; --insecure-plaintext does not waive that"
+    raise CannotListen(
+        f"{address} without a token would let everybody who reaches this machine run code as you"
+        f"{waived}. Make a token with `jaxd token`."
+    )

@@ -7,7 +7,6 @@ So an object of it that turns up in a result can be named by its number.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from types import MethodType
@@ -15,6 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.jax_objects.data_values import numeric_function_name, parts_of
 from jaxd_protocol.packages.bare_objects import own_object_name
 from jaxd_protocol.packages.installed import is_local_module
@@ -37,8 +37,7 @@ class ObjectNumbers:
     """
 
     def __init__(self, limit: int = _LIMIT) -> None:
-        self._limit = limit
-        self._arrived: OrderedDict[bytes, Sequence[Any]] = OrderedDict()
+        self._arrived = BoundedDict[bytes, Sequence[Any]](limit)
         self._places: dict[int, dict[bytes, int]] = {}
         self._lock = threading.RLock()  # guards both; dropping an object may run its finalizer
 
@@ -49,12 +48,12 @@ class ObjectNumbers:
         with self._lock:
             if mark in self._arrived:
                 forgotten.append(self._forget(mark))
+            elif len(self._arrived) >= self._arrived.limit:
+                forgotten.append(self._forget(next(iter(self._arrived))))
             self._arrived[mark] = objects
             for number, value in enumerate(objects):
                 if type(value) not in _DATA:
                     self._places.setdefault(id(value), {}).setdefault(mark, number)
-            if len(self._arrived) > self._limit:
-                forgotten.append(self._forget(next(iter(self._arrived))))
 
     def _forget(self, mark: bytes) -> Sequence[Any]:
         objects = self._arrived.pop(mark)

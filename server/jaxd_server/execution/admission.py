@@ -68,6 +68,7 @@ class Admission:
         patience_s, alone_s: see `PATIENCE_S` and `ALONE_S`.
 
     Attributes:
+        draining: whether new calls are refused.
         is_barred: whether a new call may have to wait.
     """
 
@@ -76,7 +77,7 @@ class Admission:
         self._alone_s = alone_s
         self._running: set[Operation] = set()
         self._changed = threading.Condition()  # guards all of these
-        self._draining = False
+        self.draining = False
         self._replacing = False
         self._is_followed = False
         self._paused = 0  # number of pauses
@@ -84,11 +85,6 @@ class Admission:
         self._bar_until = 0.0
         self._on_concurrent: Callable[[], None] | None = None  # of the one that runs alone
         self.is_barred = False
-
-    @property
-    def draining(self) -> bool:
-        """Whether new calls are refused."""
-        return self._draining
 
     @property
     def is_busy(self) -> bool:
@@ -123,13 +119,13 @@ class Admission:
         """
         if call.inside:
             return
-        while not self._draining and (self._exclusive or self._paused):
+        while not self.draining and (self._exclusive or self._paused):
             now = time.monotonic()
             if not self._paused and now >= self._bar_until:
                 self._end_bar()
                 return
             self._wait_for_change(now + self._max_wait_s if self._paused else self._bar_until, call)
-        if self._draining:
+        if self.draining:
             self._refuse()
 
     @contextmanager
@@ -146,8 +142,8 @@ class Admission:
         """
         request = Operation(name=name, started=time.monotonic())
         with self._changed:
-            self._changed.wait_for(lambda: not self._paused or self._draining)
-            if leaves_values and self._draining:
+            self._changed.wait_for(lambda: not self._paused or self.draining)
+            if leaves_values and self.draining:
                 self._refuse()
             self._running.add(request)
         try:
@@ -166,7 +162,7 @@ class Admission:
 
     def _end_bar(self) -> None:
         """Calls run beside an exclusive one from now on. The lock is held."""
-        self.is_barred = self._draining or bool(self._paused)  # or the next exclusive call sets it
+        self.is_barred = self.draining or bool(self._paused)  # or the next exclusive call sets it
         if self._on_concurrent is not None:
             self._on_concurrent()
             self._on_concurrent = None
@@ -210,7 +206,7 @@ class Admission:
     def _wait_alone(self, call: Operation) -> bool:
         """Returns when it is this one's turn; whether no other runs. The lock is held."""
         while True:
-            if self._draining:
+            if self.draining:
                 self._refuse()
             now = time.monotonic()
             is_next = not self._paused and self._exclusive[0] is call
@@ -228,7 +224,7 @@ class Admission:
 
     def _notify_waiters(self) -> None:
         """Something changed that others may wait for. The lock is held."""
-        self.is_barred = self._draining or bool(self._paused or self._exclusive)
+        self.is_barred = self.draining or bool(self._paused or self._exclusive)
         self._changed.notify_all()
 
     def _refuse(self) -> NoReturn:
@@ -291,34 +287,31 @@ class Admission:
                 when the running ones are done.
         """
         with self._changed:
-            self._draining = self._replacing = True
+            self.draining = self._replacing = True
             self._is_followed = is_followed
             self._notify_waiters()
 
     def drain(self) -> None:
         """Refuses new calls from now on and waits until the running ones are done."""
         with self._changed:
-            self._draining = True
+            self.draining = True
             self._notify_waiters()
             self._changed.wait_for(lambda: not self._has_waiting())
 
     def operations(self) -> list[Operation]:
         """All that runs, cancelled or not; the oldest first."""
-        return self._oldest_first()
-
-    def abandoned(self) -> list[Operation]:
-        """What still runs although it was cancelled; the oldest first."""
-        return [one for one in self._oldest_first() if one.is_abandoned]
-
-    def running(self) -> list[dict[str, str | float]]:
-        """Of all else that runs its function, age and waiting time in seconds; the oldest first."""
-        return [one.row() for one in self._oldest_first() if not one.is_abandoned]
-
-    def _oldest_first(self) -> list[Operation]:
         if not self._running:
             return []
         with self._changed:
             return sorted(self._running, key=lambda one: one.started)
+
+    def abandoned(self) -> list[Operation]:
+        """What still runs although it was cancelled; the oldest first."""
+        return [one for one in self.operations() if one.is_abandoned]
+
+    def running(self) -> list[dict[str, str | float]]:
+        """Of all else that runs its function, age and waiting time in seconds; the oldest first."""
+        return [one.row() for one in self.operations() if not one.is_abandoned]
 
 
 def _too_late() -> DeadlineExceeded:

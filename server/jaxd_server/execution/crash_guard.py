@@ -53,18 +53,16 @@ class CrashSuspects:
 
     def __init__(self, rows: Iterable[Mapping[str, Any]] = (), epoch: int = 1) -> None:
         self._epoch = epoch
-        self._known: dict[bytes, _Suspect] = {}
-        self._lock = threading.Lock()  # guards _known against releases
+        self._known: dict[bytes, _Suspect] = {}  # replaced as a whole: readers need no lock
         for row in rows:
             values = {name: value for name, value in row.items() if name != "ids"}
             suspect = _Suspect(fingerprint=row["ids"][0], **values)
             self._known |= {bytes.fromhex(id_): suspect for id_ in row["ids"]}
 
     def release(self, fingerprint: str) -> None:
-        """Removes a function from the suspects."""
-        with self._lock:
-            for id_ in [id_ for id_, one in self._known.items() if one.fingerprint == fingerprint]:
-                del self._known[id_]
+        """Removes a function from the suspects; for the thread that reads the host's orders."""
+        left = {id_: one for id_, one in self._known.items() if one.fingerprint != fingerprint}
+        self._known = left
 
     def alone_s(self, *ids: bytes) -> float:
         """How long others should wait for a call that runs alone; 0: as for any.
@@ -75,7 +73,8 @@ class CrashSuspects:
         Args:
             ids: key of its function, and the fingerprint when that is known.
         """
-        ran_s = max((self._known[id_].ran_s for id_ in ids if id_ in self._known), default=0.0)
+        known = self._known
+        ran_s = max((known[id_].ran_s for id_ in ids if id_ in known), default=0.0)
         return min(MAX_ALONE_S, ran_s * _MARGIN + _MARGIN_S) if ran_s else 0.0
 
     def judge(self, *ids: bytes, name: str, lost: int) -> bool:

@@ -12,12 +12,12 @@ import socket
 import ssl
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Final
 
+from jaxd_protocol.base.process import start_daemon
 from jaxd_protocol.errors import (
     AuthenticationFailed,
     Busy,
@@ -38,6 +38,7 @@ from jaxd_server.config.options import ServerOptions
 from jaxd_server.runtime import logs
 from jaxd_server.runtime.child_startup import die_with_the_parent, exit_process, read_argument
 from jaxd_server.runtime.json_lines import HostChannel
+from jaxd_server.runtime.limits import Quota
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.system_memory import allow_files
 
@@ -87,9 +88,9 @@ class Gateway:
         self._host_channel: HostChannel  # set by `open`
         self._listeners: list[GatewayListener] = []
         self._numbers = itertools.count(1)
-        self._pending: dict[int, Future[Mapping[str, Any]]] = {}
-        self._clients: Counter[str] = Counter()
-        self._lock = threading.Lock()  # guards both
+        self._pending: dict[int, Future[Mapping[str, Any]]] = {}  # each step on it is atomic
+        self._clients = Quota(options.max_connections, options.call_share)
+        self._lock = threading.Lock()  # guards it
         self._reported_tokens: dict[str, str] | None = None  # as last reported to the host
         # guards them from reading the tokens until the host is notified, so that the last
         # notification is current
@@ -119,12 +120,12 @@ class Gateway:
             self._report_accounts()
         for listener in self._listeners:
             listener.close()
-        while self._clients.total():  # workers finish their calls
+        while self._clients.used:  # workers finish their calls
             time.sleep(_POLL_S / 10)
 
     def status(self) -> dict[str, Any]:
         """The status for the host."""
-        here = self._clients.total()
+        here = self._clients.used
         idle_s = 0.0 if here else time.monotonic() - self._busy_at
         is_short = any(one.is_short for one in self._listeners)
         return {
@@ -136,8 +137,7 @@ class Gateway:
 
     def handle_order(self, order: Mapping[str, Any]) -> None:
         """Handles the host's answer to a request."""
-        with self._lock:
-            waiting = self._pending.pop(order.get("id", 0), None)
+        waiting = self._pending.pop(order.get("id", 0), None)
         if waiting is not None:
             waiting.set_result(order)
 
@@ -170,21 +170,19 @@ class Gateway:
         Raises:
             Busy: when the principal has reached its share of the limit.
         """
-        limit = max(1, int(self._options.max_connections * self._options.call_share))
+        limit = self._clients.max_per_principal
         with self._lock:
-            if self._clients[principal] >= limit:
+            if self._clients.used_by[principal] >= limit:
                 raise Busy(
                     f"{limit} clients of yours are coming in, or are here over TLS, which is your "
                     "share of --max-connections. Close some, or connect later."
                 )
-            self._clients[principal] += 1
+            self._clients.add(principal, 1)
         try:
             yield
         finally:
             with self._lock:
-                self._clients[principal] -= 1
-                if not self._clients[principal]:
-                    del self._clients[principal]
+                self._clients.add(principal, -1)
             self._busy_at = time.monotonic()
 
     def _check_still_valid(self, account: Account | None) -> None:
@@ -196,9 +194,8 @@ class Gateway:
         token = None if account is None else _digest(account)
         request = {"event": "wanted", "principal": principal, "token": token}
         answer: Future[Mapping[str, Any]] = Future()
-        with self._lock:
-            number = next(self._numbers)
-            self._pending[number] = answer
+        number = next(self._numbers)
+        self._pending[number] = answer
         try:
             with self._report_lock:
                 self._check_still_valid(account)  # an old token would end the worker of the new one
@@ -209,8 +206,7 @@ class Gateway:
         except TimeoutError as error:
             raise NoServer("the server's host does not answer. See its log.") from error
         finally:
-            with self._lock:
-                self._pending.pop(number, None)
+            self._pending.pop(number, None)
 
     def _report_accounts(self, *, again: bool = False) -> None:
         """Reports to the host which accounts are valid: those whose token is unchanged."""
@@ -283,10 +279,7 @@ def relay_tls(client: TlsSocket, worker: socket.socket) -> None:
     client.settimeout(None)
     tune_socket(client.raw)
     worker.settimeout(None)
-    inward = threading.Thread(
-        target=_inward, args=(client, worker), name="jaxd-tls-inward", daemon=True
-    )
-    inward.start()
+    inward = start_daemon("jaxd-tls-inward", _inward, client, worker)
     try:
         _outward(client, worker)
     finally:

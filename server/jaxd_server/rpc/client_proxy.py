@@ -67,9 +67,12 @@ class ClientProxy:
         Raises:
             ProtocolError: when the client sends something else.
         """
-        _, frame = self._ask("code", fingerprint)
+        return self._only_buffer("code", fingerprint)
+
+    def _only_buffer(self, verb: str, *args: Value) -> memoryview:
+        _, frame = self._ask(verb, *args)
         if len(frame.buffers) != 1:
-            raise ProtocolError("the client sent no code for a function that it called.")
+            raise ProtocolError(f"the client sent nothing for {verb!r} of a function of its own.")
         return frame.buffers[0]
 
     def read(self, fingerprint: bytes, read: ProcessRead) -> Any:
@@ -80,10 +83,8 @@ class ClientProxy:
             ProtocolError: when the client sends something else.
         """
         with self.waiting():
-            _, frame = self._ask("read", fingerprint, (tuple(read),))
-        if len(frame.buffers) != 1:
-            raise ProtocolError("the client sent nothing of what its function reads.")
-        return load_literal(bytes(frame.buffers[0]), 0)[0]
+            found = self._only_buffer("read", fingerprint, (tuple(read),))
+        return load_literal(bytes(found), 0)[0]
 
     def confirm(
         self, fingerprint: bytes, reads: tuple[ProcessRead, ...]
@@ -176,16 +177,15 @@ ANSWER_TIMEOUT_S: Final = 120.0
 
 
 class PendingQuestions:
-    """The unanswered questions of one connection. Thread-safe: each step on the dict is atomic."""
+    """The unanswered questions of one connection. Thread-safe: each step on the dict is atomic.
+
+    Attributes:
+        is_closed: whether the client is gone.
+    """
 
     def __init__(self) -> None:
         self._open: dict[int, Future[tuple[Value, Frame]]] = {}
-        self._closed = False
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether the client is gone."""
-        return self._closed
+        self.is_closed = False
 
     def ask(
         self, seq: int, send: Callable[[], None], *, patiently: bool = False
@@ -205,7 +205,7 @@ class PendingQuestions:
         """
         question = self._open[seq] = Future()
         try:
-            if self._closed:
+            if self.is_closed:
                 raise ConnectionLost("the client went away")
             send()
             value, frame = question.result(None if patiently else ANSWER_TIMEOUT_S)
@@ -234,7 +234,7 @@ class PendingQuestions:
 
     def close(self) -> None:
         """The client is gone: fails all pending questions, and those that are asked later."""
-        self._closed = True
+        self.is_closed = True
         lost = ConnectionLost("the client went away")
         for question in list(self._open.values()):
             if not question.done():

@@ -30,6 +30,7 @@ from jaxd_server.rpc.flow_control import ConnectionShare
 from jaxd_server.rpc.sessions import Session, Sessions
 from jaxd_server.rpc.stock_client import serve_stock
 from jaxd_server.rpc.worker_context import WorkerContext
+from jaxd_server.runtime.child_startup import process_facts
 
 _EXIT_MS: Final = 500
 """A process that ends closes its sockets first. On a busy machine the rest may take so long."""
@@ -46,7 +47,7 @@ class ClientLife(NamedTuple):
     """
 
     pid: int
-    started: bytes
+    started: str
 
     @classmethod
     def of(cls, sock: socket.socket | TlsSocket, pid: int | None) -> ClientLife | None:
@@ -94,10 +95,9 @@ class ClientLife(NamedTuple):
         raise ProcessLookupError(self.pid)  # its id belongs to another one
 
 
-def _started(pid: int) -> bytes | None:
-    with suppress(OSError, IndexError), open(f"/proc/{pid}/stat", "rb") as file:
-        return file.read().rpartition(b")")[2].split()[_START]
-    return None
+def _started(pid: int) -> str | None:
+    facts = process_facts(pid)
+    return facts[_START] if len(facts) > _START else None
 
 
 class ClientExits:

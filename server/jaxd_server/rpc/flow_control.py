@@ -145,15 +145,17 @@ class ConnectionShare:
             self._budget.calls -= 1
             if not self._budget.calls:
                 self._budget.idle.set()
-            if nbytes:
-                self._budget.add(self._principal, -nbytes)
-            self._budget.changed.notify_all()
+            self._give_back(nbytes)
 
     def free(self, nbytes: int) -> None:
         """Gives back the bytes of a call that was answered before its thread was done."""
         with self._budget.changed:
-            self._budget.add(self._principal, -nbytes)
-            self._budget.changed.notify_all()
+            self._give_back(nbytes)
+
+    def _give_back(self, nbytes: int) -> None:
+        """The lock is held."""
+        self._budget.add(self._principal, -nbytes)
+        self._budget.changed.notify_all()
 
     def hold(self, nbytes: int) -> None:
         """A result of so many bytes waits to be sent; fewer, when that is negative."""
@@ -166,9 +168,8 @@ class ConnectionShare:
         """A message that is no call was handled: gives back what it took."""
         if self._arriving:
             with self._budget.changed:
-                self._budget.add(self._principal, -self._arriving)
+                self._give_back(self._arriving)
                 self._arriving = 0
-                self._budget.changed.notify_all()
 
     def park(self) -> None:
         """A running call waits for its client: until `unpark` it does not block the reader."""
@@ -188,9 +189,8 @@ class ConnectionShare:
                 self._budget.connected[self._principal] -= 1
                 self._budget.connected += Counter()  # without those that have none
             self._closed = True
-            self._budget.add(self._principal, -self._arriving)
+            self._give_back(self._arriving)
             self._arriving = 0
-            self._budget.changed.notify_all()
 
     def _idle(self) -> bool:
         return self._closed or self._calls == self._parked

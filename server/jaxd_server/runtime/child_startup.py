@@ -105,11 +105,17 @@ def _members_of(session: int) -> list[int]:
     found = []
     with suppress(OSError):
         for name in filter(str.isdigit, os.listdir("/proc")):
-            with suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
-                state, _, _, number = file.read().rpartition(b")")[2].split()[:4]
-                if int(number) == session and state not in (b"Z", b"X"):
-                    found.append(int(name))
+            state, _, _, number, *_ = *process_facts(int(name)), "X", "", "", "-1"
+            if int(number) == session and state not in ("Z", "X"):
+                found.append(int(name))
     return [] if session in found else found
+
+
+def process_facts(pid: int) -> list[str]:
+    """What Linux says of a process in `/proc/PID/stat`, behind its name; empty: nothing."""
+    with suppress(OSError), open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+        return file.read().rpartition(")")[2].split()
+    return []
 
 
 def exit_process() -> NoReturn:

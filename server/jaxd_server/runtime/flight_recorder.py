@@ -55,11 +55,14 @@ class FlightRecorder:
 
     Args:
         descriptor: of the file that `create` has made; owned by this object.
+
+    Attributes:
+        descriptor: the same, which the worker inherits.
     """
 
     def __init__(self, descriptor: int) -> None:
         self._memory = map_file(descriptor, _BYTES, writable=True)
-        self._descriptor = descriptor
+        self.descriptor = descriptor
         self._free = list(range(_SLOTS))
         self._owners: frozenset[str] = frozenset()
         self._lock = threading.Lock()  # guards these two, and changes of a row
@@ -78,16 +81,11 @@ class FlightRecorder:
             os.close(descriptor)
             raise
 
-    @property
-    def descriptor(self) -> int:
-        """The descriptor that the worker inherits."""
-        return self._descriptor
-
     def close(self) -> None:
         """Closes the file; the memory stays mapped."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
 
     # the worker's side ------------------------------------------------------------------------
 
@@ -178,11 +176,7 @@ class FlightRecorder:
             return frozenset()
         try:
             return frozenset(json.loads(bytes(self._memory[4 : 4 + length])))
-        except (
-            ValueError,
-            TypeError,
-            RecursionError,
-        ):  # half written, or hostile
+        except (ValueError, TypeError, RecursionError):  # half written, or hostile
             return frozenset({"unknown"})
 
     def _at(self, place: int) -> int:

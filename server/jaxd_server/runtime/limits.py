@@ -30,13 +30,13 @@ class RateLimiter:
     """A leaking bucket for each key. Thread-safe and bounded.
 
     Args:
-        burst: events that are allowed at once.
-        per_s: events that are allowed again each second after that.
+        burst: events, or units of something, that are allowed at once.
+        per_s: how many are allowed again each second after that.
         clock: seconds that only grow.
     """
 
     def __init__(
-        self, burst: int, per_s: float, clock: Callable[[], float] = time.monotonic
+        self, burst: float, per_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._burst = burst
         self._per_s = per_s
@@ -44,15 +44,15 @@ class RateLimiter:
         self._buckets = BoundedDict[str, _Bucket](_MAX_KEYS)
         self._lock = threading.Lock()  # guards _buckets and all levels
 
-    def record(self, key: str) -> None:
+    def record(self, key: str, amount: float = 1.0) -> None:
         """Counts an event that was not limited."""
         with self._lock:
-            self._bucket(key).height += 1.0
+            self._bucket(key).height += amount
 
-    def wait_s(self, key: str) -> float:
-        """Seconds until the next event of a key is allowed; 0: it is now."""
+    def wait_s(self, key: str, amount: float = 1.0) -> float:
+        """Seconds until so much more of a key is allowed; 0: it is now."""
         with self._lock:
-            over = self._bucket(key).height + 1.0 - self._burst
+            over = self._bucket(key).height + amount - self._burst
         return max(0.0, over / self._per_s)
 
     def acquire(self, key: str) -> int | None:

@@ -99,7 +99,7 @@ class Reclaimer:
         dropped = sum(pool.shrink() for pool in self._pools)
         is_high = self._gauge.added()
         while is_high:
-            gone = sum(pool.reclaim(max(_MIN_RECLAIMED, len(pool) // 16)) for pool in self._pools)
+            gone = self._reclaim(16)
             dropped += gone
             is_high = bool(gone) and self._gauge.is_high()
         if dropped:
@@ -108,10 +108,14 @@ class Reclaimer:
 
     def reclaim_some(self) -> int:
         """Drops an eighth of the idle entries; returns how many."""
-        dropped = sum(pool.reclaim(max(_MIN_RECLAIMED, len(pool) // 8)) for pool in self._pools)
+        dropped = self._reclaim(8)
         if dropped:
             self._trimmer.freed()
         return dropped
+
+    def _reclaim(self, part: int) -> int:
+        """Drops one of so many idle entries, but not too few; returns how many."""
+        return sum(pool.reclaim(max(_MIN_RECLAIMED, len(pool) // part)) for pool in self._pools)
 
     def reclaim_all(self) -> int:
         """Drops all idle entries; returns how many.

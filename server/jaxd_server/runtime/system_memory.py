@@ -327,17 +327,13 @@ class Trimmer:
 
     def __init__(self, delay_s: float = 5.0) -> None:
         self._delay_s = delay_s
-        self._is_due = False
-        self._lock = threading.Lock()  # guards _is_due
+        self._due = threading.Lock()  # held while a trim is due
 
     def freed(self) -> None:
         """Memory was freed."""
-        with self._lock:
-            was_due, self._is_due = self._is_due, True
-        if not was_due:
+        if self._due.acquire(blocking=False):
             process_timers.after(self._delay_s, self._trim)
 
     def _trim(self) -> None:
-        with self._lock:
-            self._is_due = False
+        self._due.release()
         trim()

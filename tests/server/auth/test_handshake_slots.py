@@ -33,10 +33,7 @@ class Room:
             self._stack.enter_context(sock)
         visit = self.strangers.acquire(ours, place, tls=tls)
         stranger = visit.__enter__()
-        if said:
-            stranger.mark_heard()
-        if said > 1:
-            stranger.mark_protocol()
+        stranger.stage = said
         self.visits = [*getattr(self, "visits", []), visit]  # none ends by itself
         return stranger
 

@@ -95,7 +95,7 @@ def test_whether_a_client_has_ended_is_known_of_its_process(other_end: Any) -> N
     sock, process = other_end()
     life = ClientLife.of(sock, process.pid)
     assert life is not None
-    assert (life.has_ended(), life._replace(started=b"1").has_ended()) == (False, True)
+    assert (life.has_ended(), life._replace(started="1").has_ended()) == (False, True)
     assert ClientLife.of(sock, process.pid + 1) is ClientLife.of(sock, None) is None
     with socket.socket() as tcp:
         assert ClientLife.of(tcp, os.getpid()) is None

@@ -15,7 +15,7 @@ from jaxd_server.auth.listeners import Listener, ListenerProbe
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.processes.supervision.untrusted_report import valid_rows
 from jaxd_server.processes.supervision.worker_process import ANSWER_TIMEOUT_S, WorkerProcess
-from jaxd_server.runtime.child_startup import request_stack_dump
+from jaxd_server.runtime.child_startup import process_facts, request_stack_dump
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.system_memory import resident_bytes
 
@@ -197,11 +197,7 @@ def others_with_values(worker: WorkerProcess) -> frozenset[str]:
 
 def process_state(pid: int) -> str:
     """The state of a process: running, sleeping, stopped, waiting for a disk, gone."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            letter = file.read().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return "unknown"
+    letter, *_ = *process_facts(pid), "unknown"
     return _STATES.get(letter, letter)
 
 

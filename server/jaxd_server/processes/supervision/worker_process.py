@@ -127,6 +127,7 @@ class WorkerProcess:
         epoch: the worker's generation, 1 for the first one of a host.
         pid: its process id.
         exited: set once the process has ended and was collected.
+        state: its last known state.
         flags: the permanent states that it has reported.
         wants_renewal: set while it waits for another one to import packages that have changed.
         snapshot: the last status that it sent; empty before the first.
@@ -167,11 +168,10 @@ class WorkerProcess:
         self._was_out_of_memory: bool | None = None
         self._started_at = self._last_message_at = time.monotonic()
         self._ready_after_s: float | None = None
-        self._state: State = "starting" if epoch else "standing by"
+        self.state: State = "starting" if epoch else "standing by"
         self._status = PendingAnswer()
         self._refusal = PendingAnswer()
         self._view = PendingAnswer()
-        self._seen: Mapping[str, Any] = {}
         self._message_limiter = (
             None if principal is None else RateLimiter(_MESSAGE_BURST, _MESSAGES_PER_S)
         )
@@ -210,15 +210,10 @@ class WorkerProcess:
         refusal = await self._refusal.ask(lambda: self._channel.send(order), _ANSWER_TIMEOUT_S)
         if not refusal.done():
             return "the worker does not answer"
-        return "" if refusal.cancelled() else refusal.result()
-
-    @property
-    def state(self) -> State:
-        """Its last known state."""
-        return self._state
+        return "" if refusal.cancelled() else str(refusal.result())
 
     def _advance(self, event: Event) -> None:
-        self._state = _NEXT.get((self._state, event), self._state)
+        self.state = _NEXT.get((self.state, event), self.state)
 
     def _rest(self) -> None:
         """Both are known in either order: its last message may be read after its end."""
@@ -316,11 +311,18 @@ class WorkerProcess:
 
     async def refresh(self, patience_s: float) -> bool:
         """Requests a new `snapshot`; False when there is none after `patience_s` seconds."""
+        if self._channel.is_open:  # what the system says of one that has ended is not about it
+            self._oom_watch.look()
+        return await self._asked(self._status, {"ask": "status"}, patience_s) is not None
+
+    async def _asked(
+        self, pending: PendingAnswer, order: Mapping[str, Any], patience_s: float
+    ) -> Any:
+        """The answer to an order; None when there is none in time."""
         if not self._channel.is_open:
-            return False
-        self._oom_watch.look()
-        answer = await self._status.ask(lambda: self._channel.send({"ask": "status"}), patience_s)
-        return answer.done() and not answer.cancelled()
+            return None
+        answer = await pending.ask(lambda: self._channel.send(order), patience_s)
+        return answer.result() if answer.done() and not answer.cancelled() else None
 
     async def see(self, sequence: int, source: str, patience_s: float) -> Mapping[str, Any] | None:
         """What it shows that is new, as it says; None when there is no answer in time.
@@ -330,11 +332,9 @@ class WorkerProcess:
             source: what that counts the changes of.
             patience_s: seconds to wait.
         """
-        if not self._channel.is_open:
-            return None
         order = {"ask": "view", "since": sequence, "source": source}
-        answer = await self._view.ask(lambda: self._channel.send(order), patience_s)
-        return self._seen if answer.done() and not answer.cancelled() else None
+        seen: Mapping[str, Any] | None = await self._asked(self._view, order, patience_s)
+        return seen
 
     def drain(self) -> None:
         """Asks it to finish its running calls, to refuse new ones, and to exit."""
@@ -435,8 +435,7 @@ class WorkerProcess:
                 self.snapshot = status if self.principal is None else _sanitized(status)
                 self._status.answered()
             case {"seen": dict(seen)}:
-                self._seen = seen
-                self._view.answered()
+                self._view.answered(seen)
             case _:
                 self._pass_on(message)
 
@@ -526,14 +525,14 @@ class PendingAnswer:
     """
 
     def __init__(self) -> None:
-        self._answer: asyncio.Future[str] | None = None
+        self._answer: asyncio.Future[Any] | None = None
 
     @property
     def is_open(self) -> bool:
         """Whether the request has no answer yet."""
         return self._answer is not None
 
-    async def ask(self, send: Callable[[], None], patience_s: float) -> asyncio.Future[str]:
+    async def ask(self, send: Callable[[], None], patience_s: float) -> asyncio.Future[Any]:
         """The answer, pending if it is not there after the timeout, cancelled if there is none.
 
         Args:
@@ -547,7 +546,7 @@ class PendingAnswer:
         await asyncio.wait([answer], timeout=patience_s)
         return answer
 
-    def answered(self, answer: str = "") -> None:
+    def answered(self, answer: Any = "") -> None:
         """Answers all callers; the next `ask` sends a new request."""
         if self._answer is not None and not self._answer.done():
             self._answer.set_result(answer)

@@ -141,27 +141,20 @@ class FailedStarts:
         Args:
             present: those who have one.
         """
-        nothing: dict[str, Any] = {
-            "user": None,
-            "worker_pid": None,
-            "epoch": 0,
-            "restarts": 0,
-            "worker": {},
-        }
         return [
             {
                 "principal": name,
-                **nothing,
+                "user": None,
+                "worker_pid": None,
+                "epoch": 0,
+                "restarts": 0,
+                "worker": {},
                 "worker_state": "broken",
-                "why": _printable_lines(one.why),
+                "why": "\n".join(map(printable, one.why.splitlines())),
             }
             for name, one in self._found.items()
             if name not in present
         ]
-
-
-def _printable_lines(text: str) -> str:
-    return "\n".join(map(printable, text.splitlines()))
 
 
 _MAX_FAILED: Final = 1000

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import select
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from jaxd_protocol.network.addresses import Address
-from jaxd_server.auth.listeners import Listener, open_listeners
+from jaxd_server.auth.listeners import Listener, ListenerProbe, open_listeners
 from jaxd_server.processes.supervision.supervisor import Supervisor
 from jaxd_server.processes.supervision.tenant_settings import Tenant
 from jaxd_server.runtime.logs import log_event
@@ -61,11 +60,8 @@ class TenantWorker:
     def is_vacant(self) -> bool:
         """Whether it has no process, and no client waits for one."""
         sock = self.listener.socket
-        if not self.supervisor.is_resting or sock.fileno() < 0:
-            return False
-        poll = select.poll()
-        poll.register(sock, select.POLLIN)
-        return not poll.poll(0)
+        is_open = self.supervisor.is_resting and sock.fileno() >= 0
+        return is_open and not ListenerProbe(sock).has_waiting()
 
     def release_path(self) -> None:
         """Frees the path for the next worker of the same principal."""

@@ -216,14 +216,12 @@ class AbandonedWork:
         self._grace_s = grace_s
         self._has_values = has_values
         self._replace = replace
-        self._builds: dict[Build, float] = {}
+        self._builds: dict[Build, float] = {}  # each step on it is atomic
         self._reported: set[Build | Operation] = set()
-        self._lock = threading.Lock()  # guards _builds
 
     def add(self, build: Build) -> None:
         """Adds a build whose calls were all cancelled, and which still runs."""
-        with self._lock:
-            self._builds[build] = time.monotonic()
+        self._builds[build] = time.monotonic()
 
     def rows(self) -> list[dict[str, Any]]:
         """The work that still runs, as rows of the status."""
@@ -234,11 +232,13 @@ class AbandonedWork:
         return [*(call.row() for call in self._admission.abandoned()), *builds]
 
     def _left_builds(self) -> list[tuple[Build, float]]:
-        now = time.monotonic()
-        with self._lock:
-            for one in [one for one in self._builds if one.future.done() or not one.is_abandoned]:
-                del self._builds[one]
-            return [(one, now - since) for one, since in self._builds.items()]
+        now, left = time.monotonic(), []
+        for one, since in self._builds.copy().items():
+            if one.future.done() or not one.is_abandoned:
+                self._builds.pop(one, None)
+            else:
+                left.append((one, now - since))
+        return left
 
     def poll(self) -> None:
         """Handles overdue work; from one thread, several times a second."""

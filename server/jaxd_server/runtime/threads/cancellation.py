@@ -35,7 +35,8 @@ class CancelToken:
     Attributes:
         error: why the call is cancelled; None as long as it is not.
         is_client_notified: whether its client has received that in place of a result.
-        phase_since: when its present phase began, by the clock.
+        phase: the present one; see `set_phase`.
+        phase_since: when that began, by the clock.
         waits_behind: what the build that it needs waits for, see `Build.waits_behind`.
     """
 
@@ -47,7 +48,7 @@ class CancelToken:
         self._cancelled_at = 0.0
         self._hooks: list[Callable[[], None]] = []
         self._is_over = False
-        self._phase: CallPhase = "waiting"
+        self.phase: CallPhase = "waiting"
         self._since = self.phase_since = clock()
         self._spent: dict[CallPhase, float] = dict.fromkeys(_PHASE_TEXTS, 0.0)
         self._lock = threading.Lock()  # guards all of these
@@ -56,18 +57,13 @@ class CancelToken:
         """Begins a phase of the call: it waits, is built, or runs."""
         with self._lock:
             self._add_elapsed()
-            self._phase = phase
+            self.phase = phase
             self.phase_since = self._since
 
     def _add_elapsed(self) -> None:
         now = self._clock()
-        self._spent[self._phase] += now - self._since
+        self._spent[self.phase] += now - self._since
         self._since = now
-
-    @property
-    def phase(self) -> CallPhase:
-        """The present phase of the call."""
-        return self._phase
 
     def spent(self) -> dict[CallPhase, float]:
         """Seconds in each phase so far."""
@@ -90,7 +86,7 @@ class CancelToken:
             unless: a phase in which it is not cancelled.
         """
         with self._lock:
-            if self._is_over or self.error is not None or self._phase == unless:
+            if self._is_over or self.error is not None or self.phase == unless:
                 return False
             self.error = error
             self._cancelled_at = self._clock()

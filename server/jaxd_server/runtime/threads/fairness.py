@@ -67,7 +67,7 @@ class _Waiter:
 
 
 class FairSemaphore:
-    """A semaphore, fair between owners. Thread-safe; as a context manager it has no owner.
+    """A semaphore, fair between owners. Thread-safe.
 
     Args:
         limit: how many may be inside at a time.
@@ -81,12 +81,6 @@ class FairSemaphore:
     def __len__(self) -> int:
         """The number of waiting threads."""
         return len(self._waiting)
-
-    def __enter__(self) -> None:
-        self.enter(None)
-
-    def __exit__(self, *_: object) -> None:
-        self.leave()
 
     def enter(
         self,

@@ -233,10 +233,11 @@ def test_only_so_many_are_inside() -> None:
     fair_semaphore, inside, go = FairSemaphore(2), [], threading.Semaphore(0)
 
     def visit() -> None:
-        with fair_semaphore:
-            inside.append(1)
-            go.acquire()
-            inside.pop()
+        assert fair_semaphore.enter(None)
+        inside.append(1)
+        go.acquire()
+        inside.pop()
+        fair_semaphore.leave()
 
     threads = [start(visit) for _ in range(5)]
     until(lambda: len(fair_semaphore) == 3)
