@@ -219,7 +219,7 @@ def test_what_a_page_asks_reaches_the_server(live: LiveServer) -> None:
         origin = {"Origin": f"http://127.0.0.1:{board.port}", "Content_Type": "application/json"}
         action = f"{board.place}actions/clear"
         said = board.ask(action, "POST", json.dumps({"key": key}), Cookie=cookie, **origin)
-        assert json.loads(said.text) == {"text": "Cleared: 1 program was dropped."}
+        assert json.loads(said.text) == {"text": "Cleared: 1 program dropped."}
         assert not ask(f"detail?function={key}").get("programs")
 
 

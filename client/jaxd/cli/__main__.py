@@ -18,7 +18,6 @@ from jaxd.cli.commands import (
     functions,
     lifecycle,
     logs,
-    memory,
     report,
     run,
     status,
@@ -27,10 +26,10 @@ from jaxd.cli.commands import (
     warm,
     why,
 )
-from jaxd.cli.query import add_json_option, print_report
+from jaxd.cli.query import add_command, add_json_option, print_report
 from jaxd.connection.discovery import require_server_extra
 from jaxd_protocol import __version__
-from jaxd_protocol.base.terminal import Parser
+from jaxd_protocol.base.terminal import Parser, print_message
 from jaxd_protocol.errors import JaxdError, NoServer
 
 
@@ -110,8 +109,8 @@ _GROUPS: dict[str, dict[str, Command | Forwarded]] = {
         "trace": trace,
         "profile": trace.Profile(),
         "logs": logs,
-        "values": memory.Values(),
-        "devices": memory.Devices(),
+        "values": functions.Values(),
+        "devices": functions.Devices(),
         "doctor": doctor,
     },
     "build ahead, compare": {"warm": warm, "verify": run.Verify()},
@@ -180,7 +179,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         finally:
             sys.stdout.flush()  # a closed pipe shows here, and not at Python's exit
     except JaxdError as error:
-        print(f"jaxd: {error}", file=sys.stderr)
+        print_message(error)
         is_absent = isinstance(error, NoServer) and words[0] in _QUERIES
         return _NO_SERVER if is_absent else _FAILED
     except KeyboardInterrupt:
@@ -261,13 +260,7 @@ def _parser(fill: completion.Fill = lambda *_: None) -> Parser:
             own = commands.add_parser(name, help=command.SUMMARY, add_help=False)
             fill(own, command.module)
             continue
-        own = commands.add_parser(
-            name,
-            help=command.SUMMARY,
-            description=f"{command.SUMMARY[0].upper()}{command.SUMMARY[1:]}.",
-            epilog=f"example: {command.EXAMPLE}",
-            allow_abbrev=False,
-        )
+        own = add_command(commands, name, command.SUMMARY, command.EXAMPLE)
         command.configure(own)
         own.set_defaults(run=command.run)
     return parser

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import subprocess
@@ -10,7 +11,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Final
 
-from jaxd_protocol.errors import ConfigurationError
+from jaxd.connection.settings import Settings
+from jaxd_protocol.errors import ConfigurationError, NoServer
 
 _ENDINGS: Final = (signal.SIGINT, signal.SIGTERM)
 
@@ -37,6 +39,36 @@ def deferring_interrupts() -> Iterator[None]:
         yield
     if arrived:
         raise KeyboardInterrupt
+
+
+def checked_program(arguments: argparse.Namespace, example: str, purpose: str) -> Sequence[str]:
+    """The program behind `--`, where there is one and its calls go to a server.
+
+    Args:
+        arguments: of the command.
+        example: a whole command, for the error.
+        purpose: what is to be done with the calls, such as `traced`.
+
+    Raises:
+        ConfigurationError: when there is no program.
+        NoServer: when `JAXD_INLINE=1` rules a server out.
+    """
+    if not arguments.program:
+        raise ConfigurationError(f"there is no program to run. Write it behind --: {example}")
+    check_not_inline(Settings.resolve(server=arguments.server), f"nothing to be {purpose}")
+    return arguments.program  # type: ignore[no-any-return]
+
+
+def check_not_inline(settings: Settings, what: str) -> None:
+    """Returns when calls go to a server.
+
+    Raises:
+        NoServer: when `JAXD_INLINE=1` rules that out; says that there is `what`.
+    """
+    if settings.inline:
+        raise NoServer(
+            f"JAXD_INLINE=1 means that no server is used, so there is {what}. Unset JAXD_INLINE."
+        )
 
 
 def run_program(words: Sequence[str], server: str | None, example: str, **variables: str) -> int:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
+from jaxd.cli.query import writing
 from jaxd_protocol import PROTOCOL_VERSION
 from jaxd_protocol.errors import ConfigurationError, ProtocolError
 from jaxd_protocol.messages.recipes import Recipe, RecordedCall
@@ -82,13 +83,10 @@ def _draft(path: str) -> Iterator[str]:
     """
     draft = f"{path}.{os.getpid()}.new"
     try:
-        if os.path.isdir(path):
-            raise IsADirectoryError(0, "it is a folder")
-        yield draft
-    except OSError as error:
-        raise ConfigurationError(
-            f"cannot write {path}: {error.strerror}. Name a file in a folder where you may write."
-        ) from error
+        with writing(path):
+            if os.path.isdir(path):
+                raise IsADirectoryError(0, "it is a folder")
+            yield draft
     finally:
         with suppress(OSError):
             os.unlink(draft)

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-from jaxd.cli.query import add_json_option, ask_server, print_report
+from jaxd.cli.query import add_command, add_json_option, ask_server, print_report
 from jaxd.connection.discovery import require_server_extra
+from jaxd.connection.local_server import log_tail
 from jaxd_protocol.base.terminal import size, table
 from jaxd_protocol.errors import (
     ConfigurationError,
@@ -36,8 +37,6 @@ EXAMPLE = "jaxd pool up pool.toml"
 _LOOK_S: Final = 0.3
 _STUCK_S: Final = 60.0
 """Members that have not ended after so long, with a reason, are not waited for any more."""
-
-_TAIL_LINES: Final = 12
 _SHOWN_STATES: Final = ("ready", "lost", "draining")
 _HEAD: Final = (
     *("MEMBER", "STATE", "NODE", "DEVICES", "VERSION", "EPOCH", "CALLS", "WARM", "ARRAYS", ""),
@@ -47,14 +46,8 @@ _HEAD: Final = (
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the commands of the command."""
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for name, (summary, more, order) in _COMMANDS.items():
-        own = commands.add_parser(
-            name,
-            help=summary,
-            description=f"{summary[0].upper()}{summary[1:]}.",
-            epilog=f"example: jaxd pool {name} {_EXAMPLES[name]}".rstrip(),
-            allow_abbrev=False,
-        )
+    for name, (summary, example, more, order) in _COMMANDS.items():
+        own = add_command(commands, name, summary, f"jaxd pool {name} {example}".rstrip())
         more(own)
         own.set_defaults(pool_command=order)
 
@@ -144,7 +137,7 @@ def _follow_start(
         if process.poll() is not None:
             raise ServerStartFailed(
                 f"the director ended before the pool was up. The end of its log, {files.log}:\n"
-                f"{_tail(files.log, begin)}\nCorrect that, and run `jaxd pool up` again."
+                f"{log_tail(files.log, begin)}\nCorrect that, and run `jaxd pool up` again."
             )
         status = _status_if_there(files)
         if status is not None:
@@ -170,14 +163,6 @@ def _status_if_there(files: PoolFiles) -> Mapping[str, Any] | None:
     with suppress(NoServer, ConnectionLost):
         return _order(files, "status")
     return None
-
-
-def _tail(path: str, begin: int) -> str:
-    lines: list[str] = []
-    with suppress(OSError), open(path, "rb") as file:  # there is none of one in the foreground
-        file.seek(begin)
-        lines = file.read().decode(errors="replace").splitlines()[-_TAIL_LINES:]
-    return "\n".join(f"    {line}" for line in lines) or "    (nothing)"
 
 
 def _wait_for_end(files: PoolFiles) -> None:
@@ -341,18 +326,10 @@ def _with_reason(member: Mapping[str, Any]) -> str:
 
 
 _COMMANDS: Final = {
-    "up": ("start a pool, or go on with other settings", _add_up, _up),
-    "status": ("show the members of a pool and how they are", _add_status, _status),
-    "scale": ("set how many members a pool has", _add_scale, _scale),
-    "drain": ("end a member once its clients have left it", _add_drain, _drain),
-    "down": ("end a pool: all members and the director", _add_force, _down),
+    "up": ("start a pool, or go on with other settings", "pool.toml", _add_up, _up),
+    "status": ("show the members of a pool and how they are", "--json", _add_status, _status),
+    "scale": ("set how many members a pool has", "4", _add_scale, _scale),
+    "drain": ("end a member once its clients have left it", "m2", _add_drain, _drain),
+    "down": ("end a pool: all members and the director", "", _add_force, _down),
 }
-"""For each command what it does, what adds its options, and what runs it."""
-
-_EXAMPLES: Final = {
-    "up": "pool.toml",
-    "status": "--json",
-    "scale": "4",
-    "drain": "m2",
-    "down": "",
-}
+"""For each command what it does, arguments as an example, what adds its options, what runs it."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 from jaxd.api.client import Client
@@ -23,7 +25,21 @@ _NO_SERVER_HERE: Final = (
     "set JAXD_SERVER to the address of a server, such as ssh://gpu-host"
 )
 
+OUTCOME_WORDS: Final = {"hit": "ready", "load": "loaded", "compile": "compiled"}
+"""What has become of a build, by the verdict of the server."""
+
 ServerReport = Mapping[str, Any]
+
+
+def add_command(commands: Any, name: str, summary: str, example: str) -> Any:
+    """Adds the parser of a command to those of others."""
+    return commands.add_parser(
+        name,
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}.",
+        epilog=f"example: {example}",
+        allow_abbrev=False,
+    )
 
 
 def add_query_options(parser: argparse.ArgumentParser) -> None:
@@ -63,6 +79,41 @@ def positive_int(text: str) -> int:
     return int(text)
 
 
+def require_packages(what: str, extra: str, *names: str, more: str = "") -> None:
+    """Returns when packages are installed; imports none.
+
+    Args:
+        what: what needs them.
+        extra: the extra of jaxd that has them.
+        *names: of the packages.
+        more: what else to do, for the error.
+
+    Raises:
+        ConfigurationError: when one is not.
+    """
+    missing = [name for name in names if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigurationError(
+            f"{what} needs {' and '.join(missing)}, not installed here. Run: "
+            f"pip install 'jaxd[{extra}]'{more}"
+        )
+
+
+@contextmanager
+def writing(
+    path: str, advice: str = "Name a file in a folder where you may write."
+) -> Iterator[None]:
+    """Within it a file is written.
+
+    Raises:
+        ConfigurationError: when it cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {path}: {error.strerror}. {advice}") from error
+
+
 def server_address(server: str | None) -> Address:
     """The server that was named, else the local one, whether it runs or not."""
     named = one_server(Settings.resolve(server=server)).server
@@ -97,6 +148,21 @@ def control_socket_of(address: Address) -> str:
     return control_path(address)
 
 
+def client_of(server: str | None, *, starts: bool = False) -> Client:
+    """A client of a server, which is no pool; not connected yet.
+
+    Args:
+        server: its address; None: the one that this environment uses.
+        starts: whether the local server is started where it does not run, as by a call.
+
+    Raises:
+        NoServer: when none runs, and none is to be started.
+        ConfigurationError: when it is a pool.
+    """
+    caller = Caller(one_server(Settings.resolve(server=server)))
+    return Client(caller if starts else running_server(caller))
+
+
 def ask_server(server: str | None, verb: str, *args: Any) -> ServerReport:
     """The report of a server, with its address under `server`.
 
@@ -110,8 +176,7 @@ def ask_server(server: str | None, verb: str, *args: Any) -> ServerReport:
         ConfigurationError: when it is a pool.
         JaxdError: when it does not answer.
     """
-    settings = one_server(Settings.resolve(server=server))
-    with Client(running_server(Caller(settings))) as client:
+    with client_of(server) as client:
         report = client.caller.session.ask(verb, *args)
         return {"server": str(client.caller.session.address), **report}
 
@@ -149,6 +214,11 @@ def no_server_at(address: Address) -> NoServer:
     if address == Address.unix(LocalServerFiles.of_this_environment().socket):
         advice = "Start one: jaxd start" if has_server_extra() else _NO_SERVER_HERE
     return NoServer(f"no server runs at {address}. {advice}")
+
+
+def owner(principal: str) -> str:
+    """A principal as people call it."""
+    return principal.removeprefix("account:")
 
 
 def print_report(

@@ -11,10 +11,11 @@ import time
 import unicodedata
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from jaxd.api.watcher import FunctionDetail
-from jaxd_protocol.base.terminal import ago, duration, printable, size, truncate
+from jaxd.cli.query import OUTCOME_WORDS, owner
+from jaxd_protocol.base.terminal import ago, counted, duration, printable, size, truncate
 from jaxd_protocol.messages.server_view import (
     LATENCY_BOUNDS_S,
     FunctionRow,
@@ -40,6 +41,66 @@ _LEAST_ADDRESS: Final = 16
 _LEAST_TREND: Final = 12
 _LONGEST_LINE: Final = 10_000
 _BARS: Final = "▁▂▃▄▅▆▇█"
+
+
+class Followed(Protocol):
+    """A server as a `jaxd.Watch` follows it."""
+
+    view: ServerView
+    problem: str
+
+    def next(self, timeout_s: float | None = None, /) -> ServerView | None:
+        """The next view; None when there is none in time, or after `close`."""
+
+    def close(self) -> None:
+        """Has `next` return."""
+
+
+class Watched(Followed, Protocol):
+    """A server, and what a `jaxd.Watch` can ask and do there."""
+
+    def detail(self, function: str, /) -> FunctionDetail:
+        """A function looked at closely."""
+
+    def text(self, function: str, program: str, stage: Any, /) -> str:
+        """The jaxpr or the HLO of a program."""
+
+    def cancel(self, call: str, /) -> bool:
+        """Cancels a call; whether it could be."""
+
+    def clear(self, function: str, /) -> int:
+        """Drops the programs of a function; how many there were."""
+
+    def forget(self, name: str, /) -> bool:
+        """Removes the values under a name; whether it was there."""
+
+    def release(self, what: str, /) -> int:
+        """Releases functions from quarantine; how many."""
+
+
+def act(server: Watched, action: str, what: str) -> str:
+    """Does it; what became of it, in a sentence.
+
+    Args:
+        server: where.
+        action: ``cancel``, ``clear``, ``forget`` or ``release``.
+        what: the call, the key of the function, the name of values, or what is in quarantine.
+
+    Raises:
+        JaxdError: when it cannot be done.
+    """
+    return _SAID[action](getattr(server, action)(what), what)
+
+
+_SAID: Final[Mapping[str, Callable[[int, str], str]]] = {
+    "cancel": lambda done, _: "Cancelled." if done else _TOO_LATE,
+    "clear": lambda done, _: f"Cleared: {counted(done, 'program')} dropped.",
+    "forget": lambda done, name: f"Released {name}." if done else f"Nothing of yours is {name}.",
+    "release": lambda done, _: f"Released {done:,} from quarantine.",
+}
+"""What became of an action, from what its method has returned."""
+
+_TOO_LATE: Final = "It is over, or cannot be cancelled any more."
 
 
 class Seen:
@@ -175,11 +236,6 @@ def median_text(latency: Sequence[int]) -> str:
     return f"≤{short_time(bound)}" if bound else ""
 
 
-def owner(principal: str) -> str:
-    """A principal as people call it."""
-    return principal.removeprefix("account:")
-
-
 def short_name(function: str) -> str:
     """The name of a function without those that it is local to."""
     return function.rpartition("<locals>.")[2]
@@ -189,7 +245,7 @@ def build_word(row: Row) -> str:
     """What became of a build: ``waiting``, ``building``, ``compiled``, ``loaded``, ``failed``."""
     if row.verdict == "building":
         return "building" if row.started else "waiting"
-    word: str = {"compile": "compiled", "load": "loaded"}.get(row.verdict, row.verdict)
+    word: str = OUTCOME_WORDS.get(row.verdict, row.verdict)
     return word
 
 
@@ -254,12 +310,8 @@ def notices(view: ServerView, now: float) -> list[Spans]:
 
 
 def _quarantine_text(count: int) -> str:
-    what = (
-        "1 function has ended workers and is"
-        if count == 1
-        else f"{count} functions have ended workers and are"
-    )
-    return f"{what} refused. Which: jaxd functions --quarantined"
+    what = counted(count, "function")
+    return f"{what} refused for ending workers. Which: jaxd functions --quarantined"
 
 
 def head(view: ServerView, seen: Seen, width: int, problem: str = "") -> list[Spans]:

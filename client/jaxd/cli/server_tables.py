@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
+from jaxd.cli.query import owner
 from jaxd.cli.server_summary import (
     GAP,
     Row,
@@ -20,7 +21,6 @@ from jaxd.cli.server_summary import (
     long_ago,
     median,
     median_text,
-    owner,
     short_name,
     since,
     sparkline,

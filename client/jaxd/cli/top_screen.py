@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from rich.segment import Segment
 from rich.style import Style
@@ -29,12 +29,13 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.widgets import Footer, Static
 
-from jaxd.api.watcher import FunctionDetail
 from jaxd.cli.server_summary import (
     GAP,
     Row,
     Seen,
     Spans,
+    Watched,
+    act,
     detail_text,
     fitted,
     function_lines,
@@ -48,7 +49,7 @@ from jaxd.cli.server_summary import (
 from jaxd.cli.server_tables import PANES, Listing, tone_of
 from jaxd_protocol.base.terminal import printable
 from jaxd_protocol.errors import JaxdError
-from jaxd_protocol.messages.server_view import FunctionRow, ServerView
+from jaxd_protocol.messages.server_view import FunctionRow
 
 if TYPE_CHECKING:
     from textual import events
@@ -88,34 +89,6 @@ q Ctrl-C        end
 In details: 1 overview  2 why and cost  3 jaxpr  4 HLO  n next program
             / only lines with these letters  Esc back
 Any key closes this list."""
-
-
-class Watched(Protocol):
-    """What is used of a `jaxd.api.watcher.Watch`."""
-
-    view: ServerView
-    problem: str
-
-    def next(self, timeout_s: float | None = None) -> ServerView | None:
-        """Waits for the next view."""
-
-    def detail(self, function: str) -> FunctionDetail:
-        """A function looked at closely."""
-
-    def text(self, function: str, program: str, stage: Literal["jaxpr", "hlo"]) -> str:
-        """The jaxpr or HLO of a program."""
-
-    def cancel(self, call: str) -> bool:
-        """Cancels a call."""
-
-    def clear(self, function: str) -> int:
-        """Drops the programs of a function."""
-
-    def forget(self, name: str) -> bool:
-        """Removes values under a name."""
-
-    def release(self, what: str) -> int:
-        """Releases functions from quarantine."""
 
 
 # tables -----------------------------------------------------------------------------------------
@@ -677,7 +650,9 @@ class Panes(Screen[None]):
         if refusal := action.refusal(*chosen):
             self.app.notify(refusal, markup=False)
             return
-        self._confirm(action.question(*chosen), partial(act, self._server, name, *chosen))
+        key, row = chosen
+        asked = ("forget", row.holder) if name == "release" else (name, key)
+        self._confirm(action.question(key, row), partial(act, self._server, *asked))
 
     def action_release(self) -> None:
         """Asks, and takes all functions out of quarantine."""
@@ -687,7 +662,7 @@ class Panes(Screen[None]):
         self._confirm(
             f"Take {self.view.server.quarantined:,} functions out of quarantine? They have ended "
             "workers, and may do so again.",
-            lambda: f"{self._server.release('all'):,} functions are called again.",
+            partial(act, self._server, "release", "all"),
         )
 
     def _confirm(self, question: str, do: Callable[[], str]) -> None:
@@ -705,20 +680,6 @@ class Panes(Screen[None]):
     def on_panes_acted(self, event: Acted) -> None:
         """Says what became of it."""
         self.app.notify(printable(event.text, _LONGEST_LINE), markup=False)
-
-
-def act(watch: Watched, action: str, key: str, row: Row) -> str:
-    """Cancels, clears or releases a row; what became of it.
-
-    Raises:
-        JaxdError: when it cannot be done.
-    """
-    if action == "cancel":
-        return "It is cancelled." if watch.cancel(key) else "It was over, or cannot be cancelled."
-    if action == "clear":
-        return f"{watch.clear(key):,} programs of {row.name} are cleared."
-    is_done = watch.forget(row.holder)
-    return f"{row.holder} {'is released.' if is_done else 'is no name of yours, or was gone.'}"
 
 
 def _short(count: int) -> str:

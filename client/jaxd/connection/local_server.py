@@ -189,7 +189,7 @@ def _is_ready(files: LocalServerFiles) -> bool:
 def _startup_error(files: LocalServerFiles, log_begin: int) -> ServerStartFailed:
     return ServerStartFailed(
         f"the local server ended before it answered. The end of its log, {files.log}:\n"
-        f"{_log_tail(files.log, log_begin)}\n"
+        f"{log_tail(files.log, log_begin)}\n"
         "Run `jaxd doctor`, or `jaxd serve` to watch it start."
     )
 
@@ -205,7 +205,8 @@ def _warn_slow_start(process: subprocess.Popen[bytes], files: LocalServerFiles) 
     )
 
 
-def _log_tail(path: str, begin: int) -> str:
+def log_tail(path: str, begin: int) -> str:
+    """The last lines of a log, of what was written from a byte on."""
     try:
         with open(path, "rb") as file:
             is_shortened = os.fstat(file.fileno()).st_size < begin

@@ -1,4 +1,4 @@
-"""Terminal output of the commands of both ends: usage errors, durations, sizes, tables."""
+"""Terminal output of the commands of both ends: usage errors, durations, counts, sizes, tables."""
 
 from __future__ import annotations
 
@@ -103,7 +103,18 @@ def ago(seconds: float | None) -> str:
     return "never" if seconds is None else f"{duration(seconds)} ago"
 
 
-def truncate(text: str, width: int) -> str:
+def counted(count: int, noun: str) -> str:
+    """``1 program``, ``1,200 programs``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def print_message(text: object) -> None:
+    """Writes to stderr what is no output of a command: an error, or what it waits for."""
+    sys.stderr.write(f"jaxd: {text}\n")
+    sys.stderr.flush()
+
+
+def truncate(text: str, width: int = 40) -> str:
     """The text as one line of at most `width` characters."""
     line = " ".join(text.split())
     return line if len(line) <= width else f"{line[: width - 1]}…"

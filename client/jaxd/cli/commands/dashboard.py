@@ -8,9 +8,8 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 
-from jaxd.cli.query import add_server_option
+from jaxd.cli.query import add_server_option, require_packages
 from jaxd_protocol.errors import ConfigurationError
 
 SUMMARY = "show in a browser what a server does, has done and has saved"
@@ -47,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         ConfigurationError: when starlette and uvicorn are not installed, or the port is taken.
         JaxdError: when a server runs but does not answer.
     """
-    _require_extra()
+    require_packages("the dashboard", "dashboard", "starlette", "uvicorn")
     import jaxd
     from jaxd.cli.dashboard.access import Access
     from jaxd.cli.dashboard.app import serve
@@ -63,20 +62,6 @@ def run(arguments: argparse.Namespace) -> int:
         with _opened(access.link, opens):
             serve(watch, listener, access)
     return 0
-
-
-def _require_extra() -> None:
-    """Returns when the dashboard's packages are installed.
-
-    Raises:
-        ConfigurationError: when they are not.
-    """
-    missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
-    if missing:
-        raise ConfigurationError(
-            f"the dashboard needs {' and '.join(missing)}, not installed here. Run: "
-            "pip install 'jaxd[dashboard]'"
-        )
 
 
 def _port(text: str) -> int:

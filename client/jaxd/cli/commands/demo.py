@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from jaxd_protocol.base.terminal import table
-from jaxd_protocol.errors import ConfigurationError, JaxdError
+from jaxd_protocol.errors import JaxdError
 
 SUMMARY = "train from two fresh processes; the second compiles nothing"
 EXAMPLE = "jaxd demo --epochs 50"
@@ -157,17 +157,13 @@ def complaints(runs: list[Run]) -> list[str]:
 
 def _measured(epochs: int) -> list[Run]:
     import signal
-    from importlib.util import find_spec
     from tempfile import TemporaryDirectory
 
     from jaxd import connect
+    from jaxd.cli.query import require_packages
     from jaxd_protocol.network.local_server import make_private_directory, runtime_dir
 
-    missing = [name for name in ("jax", "sklearn") if find_spec(name) is None]
-    if missing:
-        raise ConfigurationError(
-            f"no {' and no '.join(missing)} here. Run: pip install 'jaxd[server,demo]'"
-        )
+    require_packages("the demo", "server,demo", "jax", "sklearn")
     hide_settings()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the server is stopped
     # Beside the local server's directory: the path of a Unix socket has to be short.

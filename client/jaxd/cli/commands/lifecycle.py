@@ -23,7 +23,7 @@ from jaxd.connection.control_client import send_request, stop_and_wait
 from jaxd.connection.discovery import find_server, require_server_extra
 from jaxd.connection.local_server import start_background
 from jaxd.connection.settings import Settings
-from jaxd_protocol.base.terminal import duration
+from jaxd_protocol.base.terminal import duration, print_message
 from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import LocalServerFiles, has_listener, is_server_running
@@ -67,10 +67,9 @@ def _print_other_server(address: str) -> None:
     """Where the calls of this environment go to another server than the local one."""
     named = str(Settings.resolve().server or address)
     if named != address:
-        print(
-            f"jaxd: calls still go to {named}, as JAXD_SERVER or the config file says. To have "
-            f"them go here: export JAXD_SERVER={address}",
-            file=sys.stderr,
+        print_message(
+            f"calls still go to {named}, as JAXD_SERVER or the config file says. To have them go "
+            f"here: export JAXD_SERVER={address}"
         )
 
 
@@ -128,7 +127,7 @@ def _print_running_calls(control: str, uid: int | None) -> None:
     status = send_request(control, {"ask": "status"}, uid) or {}
     running = (status.get("worker") or {}).get("running_calls")
     if running and sys.stderr.isatty():
-        print(f"jaxd: waiting for {running} running calls (else: jaxd stop --now)", file=sys.stderr)
+        print_message(f"waiting for {running} running calls (else: jaxd stop --now)")
 
 
 class Restart:
@@ -163,9 +162,7 @@ class Restart:
             print_report(arguments, report, lambda: "\n".join(map(_ready_text, ready)))
         if "refused" in report:
             advice = "" if arguments.force else " Try again later, or: jaxd restart --force"
-            print(
-                f"jaxd: the worker was not replaced: {report['refused']}.{advice}", file=sys.stderr
-            )
+            print_message(f"the worker was not replaced: {report['refused']}.{advice}")
             return 1
         return 0
 

@@ -7,8 +7,16 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from jaxd.cli.query import add_query_options, ask_server, positive_int, print_report
-from jaxd_protocol.base.terminal import duration, table, truncate
+from jaxd.cli.query import (
+    add_query_options,
+    ask_server,
+    owner,
+    positive_int,
+    print_report,
+    require_packages,
+    writing,
+)
+from jaxd_protocol.base.terminal import counted, duration, table, truncate
 from jaxd_protocol.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -17,7 +25,6 @@ if TYPE_CHECKING:
 SUMMARY = "show what was saved, for whom, and what was compiled needlessly"
 EXAMPLE = "jaxd report --top 5; jaxd report --picture saved.svg"
 
-_MAX_WIDTH: Final = 40
 _DEFAULT_TOP: Final = 10
 _FORMATS: Final = (".png", ".svg", ".pdf")
 _SAVED_COLOR, _BUILT_COLOR, _NEEDLESS_COLOR = "#2a7f62", "#c9893a", "#b0413e"
@@ -74,7 +81,7 @@ def _text(server: str, report: Report, top: int) -> Iterator[str]:
     yield f"{'since':<9} {_since_text(report)}"
     yield f"{'saved':<9} {_use_text(report.total)}"
     for each in report.principals:
-        yield f"{'for':<9} {each.name.removeprefix('account:')}: {_use_text(each.use)}"
+        yield f"{'for':<9} {owner(each.name)}: {_use_text(each.use)}"
     if report.functions:
         yield ""
         yield _functions_text(report.functions, top)
@@ -104,8 +111,8 @@ def _functions_text(functions: Sequence[NamedUse], top: int) -> str:
     chosen = [*by_saved, *(one for one in by_built if one not in by_saved)]
     rows = [
         (
-            truncate(one.name, _MAX_WIDTH),
-            truncate(one.where, _MAX_WIDTH),
+            truncate(one.name),
+            truncate(one.where),
             duration(one.use.saved_s),
             duration(one.use.built_s),
             *(f"{count:,}" for count in (one.use.found, one.use.loaded, one.use.compiled)),
@@ -124,17 +131,13 @@ def _needless_lines(needless: Sequence[Needless], top: int) -> Iterator[str]:
     most = {one.function: one for one in sorted(needless, key=lambda one: one.seconds)}
     programs = sum(one.programs for one in most.values())  # a program may have several reasons
     seconds = sum(one.seconds for one in most.values())
-    yield f"compiled needlessly: {_counted(programs)}, {duration(seconds)}"
+    yield f"compiled needlessly: {counted(programs, 'program')}, {duration(seconds)}"
     for one in needless[:top]:
         place = one.where or one.function
-        yield f"  {place}: {_counted(one.programs)}, {duration(one.seconds)}"
+        yield f"  {place}: {counted(one.programs, 'program')}, {duration(one.seconds)}"
         yield f"    {one.text}"
     if len(needless) > top:
         yield f"  and {len(needless) - top:,} more (--top {len(needless)})"
-
-
-def _counted(programs: int) -> str:
-    return "1 program" if programs == 1 else f"{programs:,} programs"
 
 
 # a picture ----------------------------------------------------------------------------------------
@@ -146,17 +149,11 @@ def _require_drawing(path: str) -> None:
     Raises:
         ConfigurationError: when it cannot.
     """
-    from importlib.util import find_spec
-
     if not path.lower().endswith(_FORMATS):
         raise ConfigurationError(
             f"{path} is no name of a picture. Have it end in {', '.join(_FORMATS)}."
         )
-    if find_spec("matplotlib") is None:
-        raise ConfigurationError(
-            "a picture needs matplotlib, which is not installed here. Run: "
-            "pip install 'jaxd[report]'"
-        )
+    require_packages("a picture", "report", "matplotlib")
 
 
 def _draw(report: Report, top: int, path: str) -> None:
@@ -183,18 +180,13 @@ def _draw(report: Report, top: int, path: str) -> None:
     _draw_functions(axes[0], functions)
     if needless:
         _draw_needless(axes[1], needless)
-    try:
-        with rc_context({"svg.fonttype": "none"}):  # text, and no outlines of it
-            figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise ConfigurationError(
-            f"cannot write {path}: {error.strerror}. Name a file in a folder where you may write."
-        ) from error
+    with writing(path), rc_context({"svg.fonttype": "none"}):  # text, and no outlines of it
+        figure.savefig(path, dpi=150)
 
 
 def _draw_functions(axes: Any, functions: Sequence[NamedUse]) -> None:
     """Two bars for each: what was saved, and what was spent."""
-    names = [truncate(one.name, _MAX_WIDTH) for one in functions]
+    names = [truncate(one.name) for one in functions]
     places = range(len(functions))
     saved = [one.use.saved_s for one in functions]
     built = [one.use.built_s for one in functions]
@@ -209,12 +201,11 @@ def _draw_functions(axes: Any, functions: Sequence[NamedUse]) -> None:
 
 
 def _draw_needless(axes: Any, needless: Sequence[Needless]) -> None:
-    labels = [
-        truncate(f"{one.where or one.function} {one.subject}", _MAX_WIDTH) for one in needless
-    ]
+    labels = [truncate(f"{one.where or one.function} {one.subject}") for one in needless]
     places = list(range(len(needless)))
     bars = axes.barh(places, [one.seconds for one in needless], 0.6, color=_NEEDLESS_COLOR)
-    axes.bar_label(bars, [_counted(one.programs) for one in needless], padding=3, fontsize=8)
+    counts = [counted(one.programs, "program") for one in needless]
+    axes.bar_label(bars, counts, padding=3, fontsize=8)
     axes.margins(x=0.15)
     axes.set_yticks(places, labels)
     _finish(axes, "compiled needlessly")

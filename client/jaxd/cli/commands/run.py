@@ -16,10 +16,10 @@ from typing import Final, NoReturn
 from jaxd.api.client import connect
 from jaxd.api.launch.process import ENABLED, Says, paths_without_hook, variables
 from jaxd.api.launch.summary import VerificationReport, described
-from jaxd.cli.child_program import run_program
+from jaxd.cli.child_program import checked_program, run_program
 from jaxd.cli.query import add_query_options, add_server_option, print_json
 from jaxd.connection.settings import Settings
-from jaxd_protocol.errors import ConfigurationError, NoServer
+from jaxd_protocol.base.terminal import print_message
 
 SUMMARY = "run a Python program; a server answers what it gives to jax.jit"
 EXAMPLE = "jaxd run train.py --steps 100"
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     words = arguments.program
     wrong = _wrong_program(words)
     if wrong:
-        print(f"jaxd: {wrong}", file=sys.stderr)
+        print_message(wrong)
         return 2
     settings = Settings.resolve(server=arguments.server)
     if settings.server is not None and not settings.inline:
@@ -184,20 +184,12 @@ class Verify:
             ConfigurationError: when there is no program, or it cannot be started.
             NoServer: when `JAXD_INLINE=1` rules a server out.
         """
-        if not arguments.program:
-            raise ConfigurationError(
-                f"there is no program to run. Write it behind --: {Verify.EXAMPLE}"
-            )
-        if Settings.resolve(server=arguments.server).inline:
-            raise NoServer(
-                "JAXD_INLINE=1 means that no server is used, so there is nothing to be compared. "
-                "Unset JAXD_INLINE."
-            )
+        program = checked_program(arguments, Verify.EXAMPLE, "compared")
         report = VerificationReport()
-        code = run_program(arguments.program, arguments.server, Verify.EXAMPLE, **report.variables)
+        code = run_program(program, arguments.server, Verify.EXAMPLE, **report.variables)
         summary = report.summary()
         if arguments.json:
             print_json(summary)
         else:
-            print(f"jaxd: {described(summary)}", file=sys.stderr, flush=True)
+            print_message(described(summary))
         return MISMATCH if summary["mismatches"] else code

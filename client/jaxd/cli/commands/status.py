@@ -14,11 +14,13 @@ from jaxd.cli.query import (
     add_query_options,
     add_server_option,
     no_server_at,
+    owner,
     print_json,
+    require_packages,
     server_address,
 )
 from jaxd.connection.control_client import send_request
-from jaxd_protocol.base.terminal import duration, size
+from jaxd_protocol.base.terminal import counted, duration, print_message, size
 from jaxd_protocol.errors import ConfigurationError, NoServer
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import control_path, has_listener
@@ -70,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     if report is None:
         raise absence or no_server_at(address)
     if arguments.ready and report["worker_state"] not in _LIVE_STATES:
-        print(f"jaxd: the server answers no call: {report['worker_state']}", file=sys.stderr)
+        print_message(f"the server answers no call: {report['worker_state']}")
         return 1
     return 0
 
@@ -136,8 +138,7 @@ def _report_lines(address: Address, report: Report) -> list[str]:
     if seen.get("store"):
         lines.append(f"{'store':<9} {_store_line(seen['store'])}")
     if host.get("quarantined"):
-        count = host["quarantined"]
-        what = "1 function" if count == 1 else f"{count} functions"
+        what = counted(host["quarantined"], "function")
         lines.append(f"{'refuses':<9} {what} in quarantine (jaxd functions --quarantined)")
     if host.get("log"):
         lines.append(f"{'log':<9} {host['log']}")
@@ -175,7 +176,7 @@ def _state_line(report: Report) -> str:
 
 def _tenant_lines(row: Report) -> str:
     """A worker of a server that has one for each principal."""
-    name = row["principal"].removeprefix("account:")
+    name = owner(row["principal"])
     if row["worker_state"] == "resting":
         return f"{name}: resting until the next call"
     user = f" as user {row['user']}" if row["user"] else ""
@@ -196,7 +197,7 @@ def _call_line(call: Report) -> str:
 
 def _owner_text(call: Report) -> str:
     """Whose call it is, where the report covers several workers."""
-    return f", of {call['principal'].removeprefix('account:')}" if "principal" in call else ""
+    return f", of {owner(call['principal'])}" if "principal" in call else ""
 
 
 def _counter_lines(seen: Report) -> list[str]:
@@ -229,7 +230,7 @@ def _client_lines(seen: Report) -> list[str]:
     rows = seen.get("principals", ())
     if len(rows) < 2 and not any(row["principal"].startswith("account:") for row in rows):
         return []
-    texts = (f"{row['principal'].removeprefix('account:')} {row['connections']}" for row in rows)
+    texts = (f"{owner(row['principal'])} {row['connections']}" for row in rows)
     return [f"{'clients':<9} {', '.join(texts)}"]
 
 
@@ -293,19 +294,14 @@ def _require_screen() -> None:
     Raises:
         ConfigurationError: when it cannot.
     """
-    from importlib.util import find_spec
-
     streams = (sys.stdin, sys.stdout, sys.stderr)
     if not all(stream.isatty() for stream in streams) or os.environ.get("TERM") == "dumb":
         raise ConfigurationError(
             "jaxd top needs a terminal that it can draw on. For text, run: jaxd top --once "
             "or jaxd status"
         )
-    if find_spec("textual") is None:
-        raise ConfigurationError(
-            "jaxd top draws with textual, which is not installed here. Run: "
-            "pip install 'jaxd[top]' (jaxd top --once does without)"
-        )
+    more = " (jaxd top --once does without)"
+    require_packages("jaxd top", "top", "textual", more=more)
 
 
 def _watched(server: str | None, *, waits: bool) -> Watch:
@@ -325,7 +321,7 @@ def _watched(server: str | None, *, waits: bool) -> Watch:
             if not waits:
                 raise
             if not is_told:
-                print(f"jaxd: waiting: {error}", file=sys.stderr)
+                print_message(f"waiting: {error}")
             is_told = True
         time.sleep(_RETRY_S)
 

@@ -9,7 +9,6 @@ import math
 import os
 import re
 import secrets
-import sys
 import tempfile
 import time
 import zlib
@@ -19,20 +18,19 @@ from typing import Any, Final, NamedTuple
 
 from jaxd.api.client import Client
 from jaxd.api.recording import OUTER, TRACE_VARIABLE, fetched, server_rows
-from jaxd.api.why import running_server
-from jaxd.cli.child_program import run_program
+from jaxd.cli.child_program import checked_program, run_program
 from jaxd.cli.lockfile import check_writable
 from jaxd.cli.query import (
     add_query_options,
     add_server_option,
-    one_server,
+    client_of,
     positive_int,
     print_report,
+    writing,
 )
-from jaxd.connection.settings import Settings
-from jaxd.dispatch.caller import Caller
 from jaxd_protocol import __version__
-from jaxd_protocol.errors import ConfigurationError, JaxdError, NoServer, ProtocolError
+from jaxd_protocol.base.terminal import print_message
+from jaxd_protocol.errors import JaxdError, ProtocolError
 from jaxd_protocol.messages.calls import CLOCK_MARK, MAX_PROFILE_S
 
 SUMMARY = "run a program; write a trace of it and of its server, for Perfetto"
@@ -81,25 +79,19 @@ def run(arguments: argparse.Namespace) -> int:
         NoServer: when `JAXD_INLINE=1` rules a server out.
         NotPermitted: with `--xla`, when the server is another user's.
     """
-    if not arguments.program:
-        raise ConfigurationError(f"there is no program to run. Write it behind --: {EXAMPLE}")
-    if Settings.resolve(server=arguments.server).inline:
-        raise NoServer(
-            "JAXD_INLINE=1 means that no server is used, so there is nothing to be traced. Unset "
-            "JAXD_INLINE."
-        )
+    program = checked_program(arguments, EXAMPLE, "traced")
     check_writable(arguments.output)
     recording = Recording()
     with tempfile.TemporaryDirectory(prefix="jaxd-trace-") as folder:
         name = secrets.token_bytes(16)
         variables = {TRACE_VARIABLE: f"{name.hex()}:{folder}"}
         with _profiling(arguments, recording):
-            code = run_program(arguments.program, arguments.server, EXAMPLE, **variables)
+            code = run_program(program, arguments.server, EXAMPLE, **variables)
         for file in sorted(os.listdir(folder)):
             recording.read(os.path.join(folder, file))
     recording.fetch_rest(name)
     _write(arguments.output, recording.to_json())
-    print(f"jaxd: {recording.summary(arguments.output)}", file=sys.stderr, flush=True)
+    print_message(recording.summary(arguments.output))
     return code
 
 
@@ -112,7 +104,7 @@ def _profiling(arguments: argparse.Namespace, recording: Recording) -> Iterator[
     if arguments.xla is None:
         yield
         return
-    with Client(Caller(one_server(Settings.resolve(server=arguments.server)))) as client:
+    with client_of(arguments.server, starts=True) as client:
         client.caller.session.request("profile", ("start", arguments.xla))
     try:
         yield
@@ -218,7 +210,7 @@ class Recording:
         """Adds what no process of the program has fetched: its end may have come before."""
         for address in sorted({found["address"] for found in self.servers.values()}):
             try:
-                with Client(Caller(Settings.resolve(server=address))) as client:
+                with client_of(address) as client:
                     told = fetched(client.caller.session.connection(), name)
             except JaxdError as error:
                 told = None
@@ -229,7 +221,7 @@ class Recording:
     def add_xla(self, server: str | None) -> None:
         """Adds the events of XLA's profile."""
         try:
-            with Client(Caller(one_server(Settings.resolve(server=server)))) as client:
+            with client_of(server) as client:
                 files = _profile_files(client)
             self.xla = next(
                 (_xla_events(data) for name, data in files if name.endswith(".trace.json.gz")), []
@@ -562,9 +554,7 @@ class Profile:
             ConfigurationError: when the files cannot be written.
         """
         seconds = min(arguments.seconds, MAX_PROFILE_S)
-        with Client(
-            running_server(Caller(one_server(Settings.resolve(server=arguments.server))))
-        ) as client:
+        with client_of(arguments.server) as client:
             client.caller.session.request("profile", ("start", seconds + 1))
             with suppress(KeyboardInterrupt):
                 time.sleep(seconds)
@@ -578,12 +568,8 @@ class Profile:
 
 def _put(folder: str, name: str, data: bytes) -> str:
     path = os.path.join(folder, name)
-    try:
+    with writing(path, "Name another folder: --output"):
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path, "wb") as file:
             file.write(data)
-    except OSError as error:
-        raise ConfigurationError(
-            f"cannot write {path}: {error.strerror}. Name another folder: --output"
-        ) from error
     return path

@@ -14,14 +14,13 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jaxd.api.client import Client
-from jaxd.cli.child_program import handling_interrupts, run_program
-from jaxd.cli.query import add_query_options, one_server, print_json
-from jaxd.connection.settings import Settings
+from jaxd.cli.child_program import check_not_inline, handling_interrupts, run_program
+from jaxd.cli.query import OUTCOME_WORDS, add_query_options, client_of, print_json
 from jaxd.dispatch.caller import Caller
 from jaxd.events.progress import Progress
 from jaxd_protocol.base.process import start_thread
-from jaxd_protocol.base.terminal import duration
-from jaxd_protocol.errors import ConfigurationError, JaxdError, NoServer
+from jaxd_protocol.base.terminal import duration, print_message
+from jaxd_protocol.errors import ConfigurationError, JaxdError
 
 if TYPE_CHECKING:
     from jaxd.dispatch.warm import RecordedFunction, Verdict
@@ -33,7 +32,6 @@ EXAMPLE = "jaxd warm --record warm.lock -- python train.py; jaxd warm warm.lock"
 
 _BAR_WIDTH: Final = 20
 _RECORDING: Final = "jaxd warm --record warm.lock -- python train.py"
-_OUTCOME_WORDS: Final = {"hit": "ready", "load": "loaded", "compile": "compiled"}
 _CHECK_WORDS: Final = {"hit": "ready", "load": "on disk", "compile": "to be compiled"}
 _MAX_CONCURRENT: Final = 8
 """Builds that are requested at the same time; how many run at once is decided by the server."""
@@ -79,13 +77,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 @contextmanager
 def _client(server: str | None) -> Iterator[Client]:
-    settings = one_server(Settings.resolve(server=server))
-    if settings.inline:
-        raise NoServer(
-            "JAXD_INLINE=1 means that no server is used, so there is none to be warmed. Unset "
-            "JAXD_INLINE."
-        )
-    with Client(Caller(settings)) as client:
+    with client_of(server, starts=True) as client:
+        check_not_inline(client.caller.settings, "none to be warmed")
         client.caller.session.connection()
         yield client
 
@@ -104,14 +97,13 @@ def _record(arguments: argparse.Namespace) -> int:
         if arguments.program:
             code = run_program(arguments.program, arguments.server, _RECORDING)
         else:
-            wait_for_interrupt(
-                lambda: _print_error("recording the calls of the server; Ctrl-C ends")
-            )
+            told = "recording the calls of the server; Ctrl-C ends"
+            wait_for_interrupt(lambda: print_message(told))
         try:
             recipes, left_out = recipes_since(client.caller, mark)
             write_lockfile(arguments.file, recipes)
         except Exception as error:  # noqa: BLE001  the program has run: its exit code counts
-            _print_error(str(error))
+            print_message(error)
             return code or 1
     _report_recorded(arguments, recipes, left_out)
     return code
@@ -124,12 +116,12 @@ def _report_recorded(
 ) -> None:
     count = sum(len(recipe.calls) for recipe in recipes)
     for each in left_out:
-        _print_error(f"{each['name']} is not recorded: {each['reason']}")
+        print_message(f"{each['name']} is not recorded: {each['reason']}")
     if arguments.json:
         report = {"file": arguments.file, "functions": len(recipes), "programs": count}
         print_json({**report, "left_out": left_out})
     else:
-        _print_error(f"recorded {count} programs of {len(recipes)} functions in {arguments.file}")
+        print_message(f"recorded {count} programs of {len(recipes)} functions in {arguments.file}")
 
 
 def wait_for_interrupt(ready: Callable[[], None]) -> None:
@@ -222,7 +214,7 @@ def _outcome_line(done: BuildOutcome, check: bool) -> str:
     assert done.verdict is not None
     if check:
         return f"{_CHECK_WORDS[done.verdict]}: {done.function}"
-    return f"{_OUTCOME_WORDS[done.verdict]} {done.function} in {duration(done.seconds)}"
+    return f"{OUTCOME_WORDS[done.verdict]} {done.function} in {duration(done.seconds)}"
 
 
 def _summarise(arguments: argparse.Namespace, done: Sequence[BuildOutcome], seconds: float) -> int:
@@ -231,7 +223,7 @@ def _summarise(arguments: argparse.Namespace, done: Sequence[BuildOutcome], seco
     Returns:
         The exit code of the command.
     """
-    words: Mapping[str, str] = _CHECK_WORDS if arguments.check else _OUTCOME_WORDS
+    words: Mapping[str, str] = _CHECK_WORDS if arguments.check else OUTCOME_WORDS
     counts = {verdict: sum(each.verdict == verdict for each in done) for verdict in words}
     failed = [
         {"function": each.function, "error": each.error} for each in done if each.verdict is None
@@ -245,7 +237,7 @@ def _summarise(arguments: argparse.Namespace, done: Sequence[BuildOutcome], seco
         parts += [f"{len(failed)} failed"] if failed else []
         print(f"{', '.join(parts)}; {duration(seconds)}")
     if unkept:
-        _print_error(
+        print_message(
             f"warning: {len(unkept)} of {len(done)} programs are not on disk, such as {unkept[0]}: "
             "they are ready only as long as this server runs, and an image that is made of its "
             "disk, such as Docker's, would not hold them. f.why() of the function says why."
@@ -257,12 +249,8 @@ def _summarise(arguments: argparse.Namespace, done: Sequence[BuildOutcome], seco
 def _warnings_printed() -> Iterator[None]:
     """Prints warnings without a source line: they are about functions of the lockfile."""
     with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_, **__: _print_error(f"warning: {message}")
+        warnings.showwarning = lambda message, *_, **__: print_message(f"warning: {message}")
         yield
-
-
-def _print_error(text: str) -> None:
-    print(f"jaxd: {text}", file=sys.stderr, flush=True)
 
 
 class BuildOutcome(NamedTuple):

@@ -13,7 +13,14 @@ from typing import Any, Final
 from jaxd.api.decorator import persistent_call
 from jaxd.api.function import PersistentFunction
 from jaxd.api.method import PersistentMethod
-from jaxd.cli.query import ServerReport, add_query_options, ask_server, positive_int, print_report
+from jaxd.cli.query import (
+    OUTCOME_WORDS,
+    ServerReport,
+    add_query_options,
+    ask_server,
+    positive_int,
+    print_report,
+)
 from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.jax_objects.names import kind_of
 
@@ -21,7 +28,6 @@ SUMMARY = "show whether a function is compiled, what was last, and why"
 EXAMPLE = "jaxd why train:train_step; jaxd why --recent 5 --json"
 
 _DEFAULT_RECENT: Final = 20
-_OUTCOME_WORDS: Final = {"compile": "compiled", "load": "loaded"}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -71,7 +77,7 @@ def _recent_text(report: ServerReport) -> str:
 
 def _build_text(decision: Mapping[str, Any]) -> str:
     at = time.strftime("%H:%M:%S", time.localtime(decision["time"]))
-    verb = _OUTCOME_WORDS.get(decision["verdict"], decision["verdict"])
+    verb = OUTCOME_WORDS.get(decision["verdict"], decision["verdict"])
     return (
         f"{at}  {decision['function']}  {verb} in {decision['seconds']:.1f} s: {decision['reason']}"
     )

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import uvicorn
 from starlette.applications import Starlette
@@ -19,9 +19,9 @@ from starlette.responses import FileResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from jaxd.api.watcher import FunctionDetail
 from jaxd.cli.dashboard.access import Access
-from jaxd.cli.dashboard.feed import Feed, Watched
+from jaxd.cli.dashboard.feed import Feed
+from jaxd.cli.server_summary import Watched, act
 from jaxd_protocol.errors import JaxdError
 
 if TYPE_CHECKING:
@@ -34,29 +34,7 @@ _END_S: Final = 2
 """Seconds that open requests have when the dashboard ends."""
 
 
-class Server(Watched, Protocol):
-    """What a dashboard needs of a `jaxd.Watch`."""
-
-    def detail(self, function: str, /) -> FunctionDetail:
-        """A function looked at closely."""
-
-    def text(self, function: str, program: str, stage: Any, /) -> str:
-        """The jaxpr or the HLO of a program."""
-
-    def cancel(self, call: str, /) -> bool:
-        """Cancels a call; whether it could be."""
-
-    def clear(self, function: str, /) -> int:
-        """Drops the programs of a function; how many there were."""
-
-    def forget(self, name: str, /) -> bool:
-        """Removes the values under a name; whether it was there."""
-
-    def release(self, what: str, /) -> int:
-        """Releases functions from quarantine; how many."""
-
-
-def serve(server: Server, listener: socket.socket, access: Access) -> None:
+def serve(server: Watched, listener: socket.socket, access: Access) -> None:
     """Serves the pages until a signal ends it.
 
     Args:
@@ -93,7 +71,7 @@ class _Process(uvicorn.Server):
         super().handle_exit(signal.Signals(sig), frame)
 
 
-def _app(server: Server, feed: Feed, place: str) -> Starlette:
+def _app(server: Watched, feed: Feed, place: str) -> Starlette:
     """The pages below `/place/`."""
 
     @asynccontextmanager
@@ -138,43 +116,18 @@ def _answered(ask: Callable[[], Mapping[str, Any]]) -> Response:
 # what can be done ---------------------------------------------------------------------------------
 
 
-def _cancelled(server: Server, call: str) -> str:
-    return "Cancelled." if server.cancel(call) else "It is over, or cannot be cancelled any more."
+_FIELDS: Final = {"cancel": "call", "clear": "key", "forget": "name", "release": "what"}
+"""What a page may ask for: by action the field that says of what."""
 
 
-def _cleared(server: Server, key: str) -> str:
-    count = server.clear(key)
-    return f"Cleared: {'1 program was' if count == 1 else f'{count:,} programs were'} dropped."
-
-
-def _forgotten(server: Server, name: str) -> str:
-    return (
-        f"Released {name}." if server.forget(name) else f"There is nothing of yours under {name}."
-    )
-
-
-def _released(server: Server, what: str) -> str:
-    return f"Released {server.release(what):,} from quarantine."
-
-
-_ACTIONS: Final[Mapping[str, tuple[str, Callable[[Server, str], str]]]] = {
-    "cancel": ("call", _cancelled),
-    "clear": ("key", _cleared),
-    "forget": ("name", _forgotten),
-    "release": ("what", _released),
-}
-"""What a page may ask for: the field that says of what, and how it is done."""
-
-
-async def _acted(server: Server, request: Request) -> Response:
+async def _acted(server: Watched, request: Request) -> Response:
     """Does what the page asks for, and says in a sentence what came of it."""
-    field, act = _ACTIONS.get(request.path_params["name"], ("", None))
-    content = await _content(request)
-    what = content.get(field)
-    if act is None or type(what) is not str:
+    action = request.path_params["name"]
+    what = (await _content(request)).get(_FIELDS.get(action, ""))
+    if action not in _FIELDS or type(what) is not str:
         return JSONResponse({"text": "The dashboard cannot do that. Load the page again."}, 400)
     try:
-        return JSONResponse({"text": await asyncio.to_thread(act, server, what)})
+        return JSONResponse({"text": await asyncio.to_thread(act, server, action, what)})
     except JaxdError as error:
         return JSONResponse({"text": str(error)}, 409)
 

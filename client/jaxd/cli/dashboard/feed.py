@@ -6,26 +6,14 @@ import asyncio
 import json
 import threading
 from collections.abc import AsyncIterator, Mapping
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
+from jaxd.cli.server_summary import Followed
 from jaxd_protocol.errors import JaxdError
 from jaxd_protocol.messages.server_view import TABLES, ServerView, changed, row_dict
 
 _MOST_WAITING: Final = 64
 """Events of one page; a page that is further behind gets the whole view in their place."""
-
-
-class Watched(Protocol):
-    """What a feed needs of a `jaxd.Watch`."""
-
-    view: ServerView
-    problem: str
-
-    def next(self, timeout_s: float | None = None, /) -> ServerView | None:
-        """The next view; None when there is none in time, or after `close`."""
-
-    def close(self) -> None:
-        """Has `next` return."""
 
 
 class Event(NamedTuple):
@@ -47,7 +35,7 @@ class Feed:
         watch: the server.
     """
 
-    def __init__(self, watch: Watched) -> None:
+    def __init__(self, watch: Followed) -> None:
         self._watch = watch
         self._view = watch.view
         self._state = _state(watch.problem)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import socket
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,9 @@ def test_without_the_extra_it_names_it(
     missing: set[str], monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     """Before a server is looked for."""
+    find = importlib.util.find_spec
     monkeypatch.setattr(
-        dashboard, "find_spec", lambda name: None if name in missing else find_spec(name)
+        importlib.util, "find_spec", lambda name: None if name in missing else find(name)
     )
     assert main(["dashboard"]) == 1
     said = capsys.readouterr().err

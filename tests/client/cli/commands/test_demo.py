@@ -32,7 +32,9 @@ def test_without_the_extras_it_says_what_to_install(
     monkeypatch.setattr(importlib.util, "find_spec", hidden)
     assert main(["demo"]) == 1
     said = capsys.readouterr().err
-    assert said.endswith("no jax and no sklearn here. Run: pip install 'jaxd[server,demo]'\n")
+    assert said.endswith(
+        "the demo needs jax and sklearn, not installed here. Run: pip install 'jaxd[server,demo]'\n"
+    )
 
 
 def test_a_second_process_without_trace_and_compile_is_a_success() -> None:

@@ -203,7 +203,7 @@ def test_a_call_is_cancelled(live: LiveServer, open_terminal: OpenTerminal, tmp_
             terminal.type("y")
             with pytest.raises(errors.Cancelled):
                 call.result()
-            terminal.until("It is cancelled.")
+            terminal.until("Cancelled.")
             terminal.type("q")
             assert terminal.wait() == 0
         gate.let_leave(client)

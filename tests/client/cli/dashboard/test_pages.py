@@ -252,7 +252,7 @@ ACTIONS = [
         "Clear…",
         "Clear it",
         {"clear": views.KEY},
-        "Cleared: 2 programs were dropped.",
+        "Cleared: 2 programs dropped.",
     ),
 ]
 
