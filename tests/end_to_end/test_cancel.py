@@ -17,8 +17,6 @@ import numpy as np
 import pytest
 
 from jaxd import Client, connect
-from jaxd.errors import DeadlineExceeded
-from tests.end_to_end.gates import Gate, stop_at
 from tests.faults.proxy import Proxy
 from tests.live_server import ROOT, TOKEN, LiveServer
 from tests.server.staging import until
@@ -112,20 +110,6 @@ def test_an_interrupt_ends_the_trace(
 
 
 @pytest.mark.slow
-def test_a_trace_for_a_client_that_is_gone_ends_with_its_session(
-    start_live: Callable[..., LiveServer],
-) -> None:
-    """Until then it may come back, and the call goes on for it."""
-    server = start_live("--session-grace-s", "0.2")
-    with tracing(server) as (process, _said):
-        process.kill()
-    with connect(server.unix) as client:
-        until(lambda: client.statistics().cancelled_calls == 1)
-        until(lambda: client.caller.session.ask("statistics")["left_behind"] == [])
-        assert client.caller.session.ask("statistics")["running_calls"] == 0
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("results", ["numpy", "remote"])
 def test_a_server_that_stops_does_not_wait_for_a_trace_whose_client_cannot_come_back(
     start_live: Callable[..., LiveServer], results: str
@@ -169,67 +153,6 @@ def test_a_call_that_is_cancelled_after_its_connection_was_cut_holds_no_place(
         client.statistics()  # it is back
         assert future.cancel()
         assert other.persistent_call(lambda x: x * 2, timeout_s=30)(X).tolist() == (X * 2).tolist()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("submits", [True, False])
-def test_a_deadline_says_where_the_time_went(
-    client: Client, tmp_path: Any, *, submits: bool
-) -> None:
-    """Seen by the client as the server's own word, whichever way it called."""
-    gate = Gate(tmp_path / "gate")
-    slow = client.persistent_call(stop_at(gate.path), timeout_s=1.0)
-    with pytest.raises(DeadlineExceeded, match=r"\d\.\d s being built"):
-        slow.submit(X).result() if submits else slow(X)
-    gate.let_leave(client)
-
-
-def forever(x: Any) -> Any:
-    """Runs for ever when its argument is negative."""
-    import jax
-
-    return jax.lax.while_loop(lambda y: y < 0, lambda y: y - 1.0, x)
-
-
-@pytest.mark.soak
-def test_a_program_that_runs_for_ever_costs_its_worker(
-    start_live: Callable[..., LiveServer],
-) -> None:
-    """Others see nothing of that: the next worker answers their next call, without a build."""
-    server = start_live("--stop-grace-s", "0.3")
-    with connect(server.unix) as client, connect(server.unix) as other:
-        endless = client.persistent_call(forever)
-        double = other.persistent_call(lambda x: x * 2)
-        assert float(endless(np.float32(3))) == 3.0
-        assert double(X).tolist() == (X * 2).tolist()
-        future = endless.submit(np.float32(-1))
-        until(lambda: other.caller.session.ask("statistics")["running_calls"] == 1)
-        assert future.cancel()
-        server.wait_for("worker_ready", 2)
-        assert double(X).tolist() == (X * 2).tolist()
-        assert float(endless(np.float32(5))) == 5.0
-        now = other.statistics()
-        assert (now.epoch, now.traces, now.compiles) == (2, 0, 0)
-    (line,) = [line for line in server.lines if line["event"] == "left_behind"]
-    assert "the worker is replaced" in line["reason"]
-
-
-@pytest.mark.soak
-def test_a_worker_that_holds_arrays_is_not_replaced(start_live: Callable[..., LiveServer]) -> None:
-    """Its operator is told, and may decide."""
-    server = start_live("--stop-grace-s", "0.3")
-    with connect(server.unix) as client, connect(server.unix) as other:
-        kept = other.persistent_call(lambda: np.ones(3, np.float32)).remote()
-        endless = client.persistent_call(forever, timeout_s=1.0)
-        assert float(endless(np.float32(3))) == 3.0
-        with pytest.raises(DeadlineExceeded, match="running"):
-            endless(np.float32(-1))
-        server.wait_for("left_behind")
-        (left,) = other.caller.session.ask("statistics")["left_behind"]
-        assert (left["function"], left["phase"]) == ("forever", "running")
-        assert np.asarray(kept).tolist() == [1.0] * 3
-        assert other.statistics().epoch == 1
-        server.process.kill()
 
 
 def heavy(number: int) -> Callable[[Any], Any]:

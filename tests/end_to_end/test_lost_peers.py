@@ -16,8 +16,6 @@ import numpy as np
 import pytest
 
 from jaxd import Client, connect, errors
-from jaxd.request.function_snapshot import FunctionSnapshot, FunctionSpec
-from jaxd_protocol.jit.options import Options
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.handshake import UNIX, handshake_with_server
 from jaxd_protocol.wire.connection import encode_request
@@ -92,65 +90,7 @@ def test_a_client_that_dies_in_the_middle_of_a_frame(start_live: StartLive, gate
         running.result()
 
 
-def test_a_client_that_dies_before_it_sent_its_code(live: LiveServer, client: Client) -> None:
-    """Others who wait for the same function are not told that *their* call failed."""
-
-    def function(x: float) -> float:
-        return x * 11
-
-    spec = FunctionSpec(FunctionSnapshot(function, Options()), Options())
-    call = client.caller.encode(spec, (2.0,), {}, None, "auto")
-    with bare_client(live) as sock:
-        message = encode_request(1, "call", call.message())
-        sock.sendall(struct.pack("!LB", len(message), 0) + message + b"\n")
-        assert sock.recv(1)  # the server asks what the function is, and is not answered
-        future = client.persistent_call(function).submit(2.0)
-        assert client.statistics().connections >= 2
-    assert float(future.result()) == 22.0
-
-
-CALLS_AND_WAITS = """
-import sys
-sys.path.insert(0, sys.argv[2])
-from tests.end_to_end.gates import stop_at, stop_when_run
-from jaxd import connect
-client = connect()
-import numpy
-make = {"trace": stop_at, "run": stop_when_run}[sys.argv[3]]
-client.persistent_call(make(sys.argv[1]))(numpy.float32(-1))
-"""
-
 ROOT = str(Path(__file__).resolve().parents[2])
-
-
-@pytest.mark.parametrize("phase", ["trace", "run"])
-def test_a_client_that_dies_while_its_call_runs(
-    live: LiveServer, client: Client, gate: Gate, phase: str
-) -> None:
-    """The call comes to its end for nobody, and the connection is forgotten."""
-    before = client.statistics()
-    with program(live, CALLS_AND_WAITS, gate.path, ROOT, phase) as process:
-        with gate.reached():
-            assert client.statistics().connections == before.connections + 1
-            process.kill()
-            process.wait()
-            until(lambda: client.statistics().connections == before.connections)
-        until(lambda: client.statistics().calls == before.calls + 1)
-    assert float(client.persistent_call(lambda x: x + 1)(1.0)) == 2.0
-
-
-def test_a_client_that_closes_while_its_calls_run(live: LiveServer, gate: Gate) -> None:
-    """Whoever still waits is told that the client was closed; the server goes on."""
-    client = connect(live.unix)
-    stopping = client.persistent_call(stop_at(gate.path))
-    future = stopping.submit(np.ones(1 << 16, np.float32))
-    with gate.reached():
-        client.close()
-        with pytest.raises(errors.Cancelled) as caught:
-            future.result()
-        advice(caught.value)
-    assert float(client.persistent_call(lambda x: x + 1)(1.0)) == 2.0
-    client.close()
 
 
 # servers that die ---------------------------------------------------------------------------------
@@ -236,65 +176,6 @@ def test_an_interrupt_while_waiting(live: LiveServer, gate: Gate) -> None:
             assert process.stdout.readline() == "interrupted\n"
             assert process.stdout.readline() == "asked\n"
         assert output(process) == "True True\n"
-
-
-INTERRUPTED_WHILE_RECEIVING = """
-import os, signal, sys, threading
-import numpy as np
-from jaxd import connect
-client = connect()
-double = client.persistent_call(lambda x: x * 2)
-count = int(sys.argv[1]) << 18
-
-@client.persistent_call(results="numpy")
-def large(x):
-    import jax.numpy as jnp
-    return jnp.full(count, x)
-
-right, interrupts, done = [], 0, threading.Event()
-
-def many():
-    i = 0.0
-    while not done.is_set():
-        i += 1
-        right.append(float(double(i)) == 2 * i)
-
-def interrupt():
-    reader = client.caller.session.connection()._channel.reader
-    while not reader.has_input():
-        pass
-    os.kill(os.getpid(), signal.SIGINT)
-
-def received(value):
-    result = large(np.float32(value))
-    return bool((result[:3] == value).all() and result[-1] == value)
-
-double(0.0), received(1.0)
-if sys.argv[2] == "others":
-    thread = threading.Thread(target=many)
-    thread.start()
-for i in range(3):
-    watcher = threading.Thread(target=interrupt)
-    try:
-        watcher.start()
-        large(np.float32(2.0))
-        watcher.join()
-    except KeyboardInterrupt:
-        interrupts += 1
-    watcher.join()
-    right += [float(double(7.0)) == 14.0, received(float(i))]
-done.set()
-if sys.argv[2] == "others":
-    thread.join()
-print(all(right), interrupts)
-"""
-
-
-@pytest.mark.parametrize(("megabytes", "others"), [("128", "alone"), ("64", "others")])
-def test_an_interrupt_while_receiving(live: LiveServer, megabytes: str, others: str) -> None:
-    """Ctrl-C in the middle of a large result: what follows on the connection is whole."""
-    with program(live, INTERRUPTED_WHILE_RECEIVING, megabytes, others) as process:
-        assert output(process) == "True 3\n"
 
 
 INTERRUPTED_ANYWHERE = """
@@ -449,38 +330,6 @@ def test_a_fork_while_a_call_is_open(live: LiveServer, gate: Gate) -> None:
 
 
 # many at once -------------------------------------------------------------------------------------
-
-
-def test_many_threads_on_one_client(client: Client) -> None:
-    """Hundreds of calls of all sizes, each with its own right answer."""
-    add = client.persistent_call(lambda x, y: x + y, results="numpy")
-
-    def many(start: int) -> int:
-        wrong = 0
-        for i in range(start, start + 60):
-            size = (1, 100, 5000, 50_000)[i % 4]
-            x = np.full(size, i % 97, np.float32)
-            y = np.float32(i)
-            result = add(x, y) if i % 3 else add.submit(x, y).result()
-            wrong += not (result.shape == (size,) and (result == np.float32(i % 97) + i).all())
-        return wrong
-
-    counting = [in_thread(many, start) for start in range(0, 8000, 1000)]
-    assert [each.result() for each in counting] == [0] * 8
-
-
-def test_many_connections(live: LiveServer) -> None:
-    """Clients that come and go beside each other."""
-
-    def visit(start: int) -> list[float]:
-        results = []
-        for i in range(start, start + 8):
-            with connect(live.unix) as client:
-                results.append(float(client.persistent_call(lambda x: x * 5)(float(i))))
-        return results
-
-    visits = [in_thread(visit, start) for start in range(0, 64, 8)]
-    assert [x for each in visits for x in each.result()] == [5.0 * i for i in range(64)]
 
 
 def test_a_client_that_is_dropped_without_close(live: LiveServer, client: Client) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -312,16 +311,3 @@ def test_a_process_that_ends_with_calls_on_their_way(live: LiveServer, gate: Gat
     assert (done.returncode, done.stdout, done.stderr) == (0, "ends\n", "")
     with gate.reached():
         pass
-
-
-@pytest.mark.soak
-def test_values_of_a_killed_client_go(start_live: Callable[..., LiveServer]) -> None:
-    """When its session is over."""
-    server = start_live("--session-grace-s", "0")
-    with connect(server.unix) as watcher:
-        program = (
-            "import numpy as np, os, signal; from jaxd import connect; client = connect();"
-            "x = client.put(np.ones(1 << 20)); os.kill(os.getpid(), signal.SIGKILL)"
-        )
-        assert server.run(program).returncode == -signal.SIGKILL
-        until(lambda: watcher.statistics().values == 0)

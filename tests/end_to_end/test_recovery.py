@@ -83,51 +83,6 @@ def adding_at(gate: Gate) -> Callable[[Any, Any], Any]:
     return adding
 
 
-def loop(wrap: Callable[..., Any], options: dict[str, Any], at: dict[int, Any]) -> list[Any]:
-    """The losses and the last state of a loop; `at` says what happens before some steps."""
-    train, state, losses = wrap(step, **options), start(), []
-    for number in range(STEPS):
-        at.get(number, lambda: None)()
-        x = np.full(1000, number, np.float32)
-        state, loss = train(state, x)
-        if wrap is not jax.jit:  # which may read it later
-            x[:] = -1.0  # a call that is made again has what it was given
-        losses.append(loss)
-    return [*map(np.asarray, losses), *map(np.asarray, jax.tree.leaves(state))]
-
-
-def assert_equal(found: list[Any], expected: list[Any]) -> None:
-    """To the last bit."""
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-DONATING: Final = {"donate_argnums": 0}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("made", ["no_snapshots", "many_snapshots"])
-@pytest.mark.parametrize("options", [{}, DONATING], ids=["kept", "donated"])
-def test_a_loop_goes_on(
-    start_live: Callable[..., LiveServer],
-    request: pytest.FixtureRequest,
-    options: dict[str, Any],
-    made: str,
-) -> None:
-    """Through three deaths of its worker, two of them in a row, with the same numbers."""
-    request.getfixturevalue(made)
-    server = start_live()
-    with connect(server.unix) as client:
-
-        def twice() -> None:
-            kill(server)
-            kill(server)
-
-        deaths = {4: lambda: kill(server), 8: twice}
-        found = loop(client.persistent_call, options, deaths)
-    assert_equal(found, loop(jax.jit, options, {}))
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("many_snapshots")
 def test_a_snapshot_spares_the_calls_before_it(start_live: Callable[..., LiveServer]) -> None:

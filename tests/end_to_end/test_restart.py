@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,17 +59,6 @@ def test_a_killed_worker_is_replaced_under_a_connected_client(start_live: StartL
         assert client.statistics().epoch == 2
 
 
-@pytest.mark.soak
-def test_the_endpoint_never_refuses(start_live: StartLive) -> None:
-    """Whoever connects while there is no worker waits for the next one."""
-    server = start_live()
-    kill_worker(server)
-    with socket.socket(socket.AF_UNIX) as early:
-        early.connect(Address.parse(server.unix).path)
-        with connect(server.unix) as client:
-            assert client.info()["epoch"] == 2
-
-
 @pytest.mark.slow
 def test_a_call_in_flight_is_repeated_unseen(start_live: StartLive, runtime: Path) -> None:
     """It runs again from its beginning, once, on the new worker."""
@@ -85,18 +72,6 @@ def test_a_call_in_flight_is_repeated_unseen(start_live: StartLive, runtime: Pat
         assert float(call.result()) == 2.0
         assert client.statistics().epoch == 2
     assert Path(gate.path + ".log").read_text() == "traced\n" * 2
-
-
-@pytest.mark.soak
-def test_a_submitted_call_is_repeated_unseen(start_live: StartLive, runtime: Path) -> None:
-    """As long as its arguments were sent by value."""
-    server, gate, marker = start_live(), Gate(runtime / "gate"), runtime / "marker"
-    with connect(server.unix) as client:
-        future = client.persistent_call(stops_once(gate.path, str(marker))).submit(1.0)
-        with gate.reached():
-            marker.touch()
-            kill_worker(server)
-        assert float(future.result()) == 2.0
 
 
 @pytest.mark.soak
@@ -179,34 +154,7 @@ def test_a_function_that_ends_the_worker(
     assert [line["exit_code"] for line in lines if line["event"] == "worker_exited"] == [7, 7]
 
 
-@pytest.mark.soak
-def test_statistics_survive_a_worker(start_live: StartLive) -> None:
-    """A question about the server is simply asked again."""
-    server = start_live()
-    with connect(server.unix) as client:
-        assert client.statistics().epoch == 1
-        os.kill(server.worker_pid(), signal.SIGKILL)
-        assert client.statistics().epoch == 2
-
-
 # servers ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.soak
-def test_a_client_finds_a_server_that_was_restarted(start_live: StartLive) -> None:
-    """At the same address, without being told."""
-    first = start_live()
-    with connect(first.unix) as client:
-        double = client.persistent_call(lambda x: x * 2)
-        assert float(double(1.0)) == 2.0
-        assert first.close() == 0
-        with pytest.raises(errors.NoServer) as caught:
-            double(2.0)
-        assert "jaxd serve" in advice(caught.value)
-        second = start_live()
-        assert second.unix == first.unix
-        assert float(double(3.0)) == 6.0
-        assert [float(x) for x in double.map([1.0, 2.0])] == [2.0, 4.0]
 
 
 @pytest.mark.slow
@@ -241,21 +189,6 @@ def test_a_signal_lets_running_calls_finish(
 
 
 @pytest.mark.soak
-def test_a_second_signal_stops_at_once(start_live: StartLive, runtime: Path) -> None:
-    """Whoever still waits gets a typed error."""
-    server, gate = start_live(), Gate(runtime / "gate")
-    with connect(server.unix) as client:
-        call = in_thread(client.persistent_call(stop_at(gate.path)), 1.0)
-        with gate.reached():
-            server.process.send_signal(signal.SIGTERM)
-            server.wait_for("draining")
-            server.process.send_signal(signal.SIGTERM)
-            assert server.process.wait() == 1
-            with pytest.raises(errors.JaxdError):
-                call.result()
-
-
-@pytest.mark.soak
 def test_calls_that_wait_their_turn_when_the_server_stops(
     start_live: StartLive, runtime: Path
 ) -> None:
@@ -276,27 +209,3 @@ def test_calls_that_wait_their_turn_when_the_server_stops(
             error = future.exception()
             assert isinstance(error, errors.JaxdError) or float(future.result()) == i + 1
     assert server.process.wait() == 0
-
-
-@pytest.mark.soak
-def test_many_threads_survive_a_worker(start_live: StartLive) -> None:
-    """Each gets its own right answer, before and after."""
-    server = start_live()
-    with connect(server.unix) as client:
-        double = client.persistent_call(lambda x: x * 2)
-        double(0.0)
-        half_way = threading.Barrier(5)
-
-        def many(start: int) -> bool:
-            right = True
-            for i in range(start, start + 100):
-                if i == start + 50:
-                    half_way.wait()
-                right &= float(double(float(i))) == 2.0 * i
-            return right
-
-        done = [in_thread(many, 1000 * n) for n in range(4)]
-        half_way.wait()
-        os.kill(server.worker_pid(), signal.SIGKILL)
-        assert all(each.result() for each in done)
-        assert client.statistics().epoch == 2

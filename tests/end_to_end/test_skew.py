@@ -168,27 +168,7 @@ def test_a_submitted_call_of_which_there_is_no_copy_is_not_repeated(
         assert float(client.persistent_call(scaled)(1.0)) == 30.0
 
 
-def test_a_package_that_no_function_uses_may_change(server: LiveServer, site: FakeSite) -> None:
-    """Nothing of it is in the worker."""
-    with connect(server.unix) as client:
-        assert float(client.persistent_call(lambda x: x + 1)(1.0)) == 2.0
-        upgrade(site)
-        assert float(client.persistent_call(scaled)(1.0)) == 30.0
-        assert client.statistics().epoch == 1
-
-
 # the server has other packages --------------------------------------------------------------------
-
-
-def test_a_package_that_the_server_does_not_have(server: LiveServer, ours: FakeSite) -> None:
-    """A typed error says what to install; once that is done, the call works."""
-    ours.install("comes-later", "3.1", {"comes_later.py": "TERM = 1"})
-    with connect(server.unix) as client:
-        with pytest.raises(errors.MissingPackage) as caught:
-            client.persistent_call(shifted)(1.0)
-        text = "needs comes-later (client: 3.1), which is not installed on the server"
-        assert text in str(caught.value)
-        assert "pip install comes-later==3.1" in advice(caught.value)
 
 
 def test_a_missing_package_can_be_installed_meanwhile(
@@ -233,16 +213,6 @@ def test_with_strict_another_version_is_an_error(server: LiveServer, older: None
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", errors.SkewWarning)
                 assert float(client.persistent_call(scaled)(1.0)) == 2.0
-
-
-def test_with_strict_equal_packages_change_nothing(server: LiveServer, ours: FakeSite) -> None:
-    """A second call is a hit as for anybody else."""
-    ours.install(NAME, "1.0", {f"{NAME}/__init__.py": "FACTOR = 2\n"})
-    with connect(server.unix) as client, warnings.catch_warnings():
-        warnings.simplefilter("error")
-        strict = client.persistent_call(scaled, strict=True)
-        assert [float(strict(float(i))) for i in range(3)] == [0.0, 2.0, 4.0]
-        assert client.statistics().executable_hits == 2
 
 
 def test_a_warning_can_be_made_an_error(server: LiveServer, older: None) -> None:

@@ -138,9 +138,3 @@ def test_the_first_client_of_all(start_live: Callable[..., LiveServer]) -> None:
 
     with connect(server.tcp, token="a-token-for-tests-only") as ours:
         assert (ours.statistics().traces, ours.statistics().compiles) == (1, 1)
-
-
-def test_the_first_client_where_it_is_not_allowed(live: LiveServer) -> None:
-    """The server hangs up before it reads a single frame."""
-    with pytest.raises((EOFError, OSError)):
-        persistent_call(linear_transform(), port=Address.parse(live.tcp).port)(1.0, 2.0, 3.0)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,52 +19,6 @@ from tests.live_server import LiveServer
 pytestmark = pytest.mark.counts_builds
 
 StartLive = Callable[..., LiveServer]
-
-TRAIN = """
-    import json, sys
-    import flax.linen as nn
-    import jax, jax.numpy as jnp, numpy as np, optax
-    from flax.training.train_state import TrainState
-    from jaxd import persistent_call, statistics
-
-    class Model(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            return nn.Dense(1)(nn.relu(nn.Dense(8)(x)))
-
-    class State(TrainState):
-        rng: jax.Array
-
-    @persistent_call
-    def train_step(state, x, y):
-        def loss_of(params):
-            return jnp.mean((state.apply_fn({"params": params}, x) - y) ** 2)
-        loss, grads = jax.value_and_grad(loss_of)(state.params)
-        rng = jax.random.split(state.rng)[0]
-        return state.apply_gradients(grads=grads, rng=rng), loss
-
-    x = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
-    y = np.sin(x.sum(1, keepdims=True))
-    model = Model()
-    params = jax.jit(model.init)(jax.random.key(0), x)["params"]
-    state = State.create(
-        apply_fn=model.apply, params=params, tx=optax.adam(0.05), rng=jax.random.key(1)
-    )
-    before, looked = statistics(), []
-    for _ in range(4):
-        state, loss = train_step(state, x, y)
-        assert type(state) is State and state.apply_fn.__self__ is model, state
-        looked.append(float(loss))
-    after = statistics()
-    why = train_step.why(state, x, y)
-    print(json.dumps({
-        "built": [after.traces - before.traces, after.compiles - before.compiles],
-        "loaded": after.executable_loads - before.executable_loads,
-        "losses": looked,
-        "step": int(state.step),
-        "why": [why.verdict, list(why.advice)],
-    }))
-"""
 
 
 @jax.tree_util.register_dataclass
@@ -100,35 +50,11 @@ def scaled(x: Any) -> Any:
     return x * FACTOR
 
 
-def train(server: LiveServer, folder: Path) -> Any:
-    """What a process prints that trains for a few steps."""
-    file = folder / "train.py"
-    file.write_text(textwrap.dedent(TRAIN))
-    run = server.run(f"import runpy; runpy.run_path({str(file)!r}, run_name='__main__')")
-    assert run.returncode == 0, run.stderr
-    return json.loads(run.stdout)
-
-
 def traces(client: Client, call: Callable[[], Any]) -> int:
     """How often something was traced for a call."""
     before = client.statistics().traces
     call()
     return client.statistics().traces - before
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(120)
-@pytest.mark.libraries("flax", "optax")
-def test_training_with_flax_and_optax_is_traced_once(start_live: StartLive, tmp_path: Path) -> None:
-    """For all steps, other processes and the next worker; states come home as such."""
-    server = start_live("--cache-dir", str(tmp_path / "kept"))
-    first = train(server, tmp_path)
-    assert (first["built"], first["why"]) == ([1, 1], ["hit", []])
-    os.kill(server.worker_pid(), signal.SIGKILL)
-    second = train(server, tmp_path)
-    assert (second["built"], second["loaded"], second["why"]) == ([0, 0], 1, ["hit", []])
-    assert first["losses"] == second["losses"]
-    assert len(set(first["losses"])) == first["step"] == 4
 
 
 def test_static_fields_count_by_type_and_value(client: Client) -> None:

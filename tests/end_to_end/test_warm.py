@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,6 @@ import numpy as np
 import pytest
 
 from jaxd import Client, connect
-from jaxd.cli.lockfile import read_lockfile
 from tests import chosen_platform
 from tests.live_server import LiveServer
 
@@ -198,25 +195,6 @@ def test_what_was_warmed_is_not_built_by_the_call(client: Client, name: str) -> 
     assert function.why(*arguments, marker=name).verdict == "hit"
 
 
-def test_numbers_and_arrays_are_specs_too(client: Client) -> None:
-    """A number has the type of one, and an array's data stays here."""
-    function = client.persistent_call(lambda x, y, n: x * y + n * 1.25)
-    function.warm(np.ones((3, 4), np.float32), 1.0, n=2)
-    before = counts(client)
-    assert float(function(np.zeros((3, 4), np.float32), 5.0, n=4)[0, 0]) == 5.0
-    assert counts(client) == before
-
-
-def test_an_error_of_the_function_is_raised_by_warming(client: Client) -> None:
-    """In its own type, with the remote traceback."""
-
-    def broken(x: Any) -> Any:
-        raise KeyError("mine")
-
-    with pytest.raises(KeyError, match="mine"):
-        client.persistent_call(broken).warm(np.ones(3))
-
-
 def test_what_is_cleared_is_built_anew(start: StartLive) -> None:
     """It is gone from the disk too: another worker does not load it."""
     server = start("cache")
@@ -271,74 +249,6 @@ def test_what_is_on_disk_is_loaded(
     done = json.loads(project.command(after, "warm", lock, "--json").stdout)
     assert (done["load"], done["compile"], done["failed"]) == (PROGRAMS, 0, [])
     assert project.train(after) == [0, 0]
-
-
-def test_a_function_that_fails_stops_no_other(
-    project: Project, lock: str, start: StartLive
-) -> None:
-    """It is named, with its error, and by the exit code."""
-    server = start("cache")
-    (project.folder / "data").unlink()
-    try:
-        done = project.command(server, "warm", lock)
-    finally:
-        (project.folder / "data").touch()
-    assert done.returncode == 1
-    assert f"{PROGRAMS - 1} compiled, 1 failed; " in done.stdout
-    said = [line for line in done.stderr.splitlines() if "evaluate(x=float32[64,64])" in line]
-    assert len(said) == 1
-    assert "FileNotFoundError: no data to be traced with" in said[0]
-
-
-def test_a_lockfile_that_is_damaged_changes_nothing(
-    project: Project, lock: str, start: StartLive
-) -> None:
-    """And is told by what to do."""
-    data = (project.folder / lock).read_bytes()
-    (project.folder / "damaged.lock").write_bytes(data[:-20] + b"!" + data[-19:])
-    server = start("cache")
-    done = project.command(server, "warm", "damaged.lock")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "is damaged" in done.stderr
-    with connect(server.unix) as client:
-        assert counts(client) == (0, 0)
-
-
-def test_the_programs_exit_code_is_passed_on(project: Project, start: StartLive) -> None:
-    """What it called before it failed is recorded."""
-    words = ("warm", "--record", "new.lock", "--", sys.executable, "train.py", "9")
-    assert project.command(start("cache"), *words).returncode == 9
-    recipes = read_lockfile(str(project.folder / "new.lock"))
-    assert [recipe.name for recipe in recipes] == ["evaluate", "train_step"]
-    assert [len(recipe.calls) for recipe in recipes] == [1, 2]
-
-
-@contextmanager
-def running(words: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """A process that is ended with the test."""
-    process = subprocess.Popen(words, text=True, stderr=subprocess.PIPE, **options)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def test_ctrl_c_ends_a_recording(project: Project, start: StartLive) -> None:
-    """What anybody called in between is in the file; what was called before is not."""
-    server = start("cache")
-    with connect(server.unix) as client:
-        client.persistent_call(lambda x: x * 2.625)(1.0)
-        words = [sys.executable, "-m", "jaxd.cli", "warm", "--record", "new.lock"]
-        where = {"env": project.environment(server), "cwd": project.folder}
-        with running(words, **where) as process:
-            assert process.stderr is not None
-            assert process.stderr.readline().endswith("; Ctrl-C ends\n")
-            assert project.train(server) == [PROGRAMS, PROGRAMS]
-            os.kill(process.pid, signal.SIGINT)
-            assert process.wait(20) == 0
-    recipes = read_lockfile(str(project.folder / "new.lock"))
-    assert [recipe.name for recipe in recipes] == ["evaluate", "train_step"]
 
 
 def test_a_recording_holds_hits_too(project: Project, lock: str) -> None:
