@@ -313,7 +313,7 @@ def _down(arguments: argparse.Namespace) -> int:
         except JaxdError as error:
             raise NoServer(
                 f"the director ended before all members had: {said}. The end of its log, "
-                f"{files.log}:\n{_tail(files.log, begin)}\nRun `jaxd pool up`, and `jaxd pool "
+                f"{files.log}:\n{log_tail(files.log, begin)}\nRun `jaxd pool up`, and `jaxd pool "
                 "down` again when the Ray cluster answers."
             ) from error
     _wait_for_end(files)

@@ -235,6 +235,7 @@ class MemberServer:
                 process.kill()
         self.ended.wait()
         self._watch.close()
+        return True
 
     def _run(self) -> None:
         try:
@@ -281,6 +282,7 @@ class MemberServer:
                 return _NOT_NOW
             return said
         return _NOT_NOW if self.report().values else {}
+
     def know(self, addresses: Mapping[str, Sequence[str]]) -> bool:
         """Has the server know the members of the pool, by name with their addresses.
 
