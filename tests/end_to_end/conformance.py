@@ -305,7 +305,27 @@ _CALLABLES: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
     "a staticmethod": (staticmethod(twice), (1.0,), {}),
 }
 
+TURNED = np.arange(24.0).reshape(2, 3, 4).transpose(1, 0, 2)
+WORDS = memoryview(np.arange(300, 304, dtype=np.int16))
+
+
+class Layers:
+    first = 2.0
+    second = 3.0
+    a_third = 5.0
+
+
+def in_order(x: Any) -> Any:
+    for each in vars(Layers).values():
+        if isinstance(each, float):
+            x = x * each + 1
+    return x
+
+
 _BODIES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "elements in the order of their memory": (lambda x: x * TURNED.ravel("K"), (2.0,)),
+    "items of a memoryview": (lambda x: x * WORDS[1], (2.0,)),
+    "attributes in their order": (in_order, (2.0,)),
     "weak results": (lambda: (1, 1.0, True, 1j, np.float64(1), np.arange(3)), ()),
     "weak and strong": (lambda x, y: (x + y, x + 1, x * 1.0), (np.int8(1), 2)),
     "no result": (lambda x: None, (X,)),

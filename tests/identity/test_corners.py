@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import abc
+import array
 import builtins
+import ctypes
 import enum
 import textwrap
 from collections.abc import Callable
@@ -116,12 +118,16 @@ BASE, TABLE = np.zeros(3), {"lr": 1}
         (np.broadcast_to(BASE, (2, 3)), lambda _: change_first(BASE)),
         (np.zeros(2).view(np.recarray), lambda value: value.fill(3)),
         (MappingProxyType(TABLE), lambda _: TABLE.update(lr=2)),
+        (array.array("d", [1.0]), change_first),
+        ((ctypes.c_double * 2)(), change_first),
     ],
     ids=[
         "objects",
         "a view that cannot be written to",
         "an array of another class",
         "a view of a dict",
+        "an array of Python",
+        "an array of C",
     ],
 )
 def test_a_change_in_place_is_noticed(value: Any, change: Callable[[Any], Any]) -> None:
@@ -137,6 +143,15 @@ def test_a_builtin_that_was_replaced_is_refused(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(builtins, "hex", lambda x: x)
     with pytest.raises(PackingError, match=r"hex .*builtins"):
         seen(lambda x: hex(x) + "")
+
+
+def test_a_function_with_builtins_of_its_own_is_refused() -> None:
+    """As `exec` makes it where it is given some; the server has only Python's own."""
+    names: dict[str, Any] = {"__builtins__": {"hex": str}}
+    exec("def f(x): return hex(x)\ndef g(x): return x", names)
+    with pytest.raises(PackingError, match=r"f uses hex .*has builtins of its own"):
+        seen(names["f"])
+    assert seen(names["g"]).guards.hold()
 
 
 @pytest.mark.parametrize("wrap", [staticmethod, classmethod, property, lambda f: f])

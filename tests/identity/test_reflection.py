@@ -192,7 +192,39 @@ SUBCLASSES = [
     edit("one that is made twice", PLUGINS.replace("# here", "class Second(Base): __slots__ = ()"), "class Second(Base): __slots__ = ()", "Second = type('Second', (Base,), dict(vars(type('Second', (Base,), {'__slots__': (), '__module__': 'main'}))))", "", f"{FOUND} plain other"),
     edit("one that is gone", PLUGINS, "# here", "class Second(Base): rate = 2\ndel Second\nimport gc; gc.collect()", "", f"{FOUND} plain other"),
 ]  # fmt: skip
-ROWS = [*REFLECTED, *SAME, *SUBCLASSES]
+
+ORDER = """
+import main_table
+class Net:
+    first = 1
+    second = 2
+    def run(self): return 3
+class Slots:
+    __slots__ = ("a",)
+    def run(self): return 3
+def noted(): pass
+noted.one = 1
+noted.two = 2
+def plain(x): return Net.first, Net, noted, Slots, main_table
+def by_vars(x): return [*vars(Net).values()], Slots
+def by_dict(x): return list(Net.__dict__), Slots
+def by_helper(x): return names_of(Net)
+def names_of(cls): return [name for name in cls.__dict__]
+def quoted(x): return getattr(Net, "__dict__")
+def of_function(x): return list(vars(noted))
+def of_module(x): return [*vars(main_table).values()]
+--- main_table.py
+one = 1
+two = 2
+"""
+ORDERED = "by_vars by_dict by_helper quoted"
+ORDERS = [
+    edit("the order in a class", ORDER, "    first = 1\n    second = 2\n", "    second = 2\n    first = 1\n", ORDERED, "plain of_function of_module"),
+    edit("that of a method", ORDER, "    second = 2\n    def run(self): return 3\n", "    def run(self): return 3\n    second = 2\n", ORDERED, "plain of_function of_module"),
+    edit("that of what a function has", ORDER, "noted.one = 1\nnoted.two = 2\n", "noted.two = 2\nnoted.one = 1\n", "of_function", f"plain of_module {ORDERED}"),
+    edit("that in a module", ORDER, "--- main_table.py\none = 1\ntwo = 2\n", "--- main_table.py\ntwo = 2\none = 1\n", "of_module", f"plain of_function {ORDERED}"),
+]  # fmt: skip
+ROWS = [*REFLECTED, *SAME, *SUBCLASSES, *ORDERS]
 
 
 @pytest.fixture(scope="module")
@@ -238,6 +270,11 @@ LATE = [
     (ALIASES, "asks", "m.b = m.a"),
     (ALIASES, "in_lists", "m.second[0] = m.first[0]"),
     (PLUGINS, "by_helper", "class Second(Base): rate = 2"),
+    (
+        ORDER.replace("import main_table\n", ""),
+        "by_vars",
+        "one = Net.first; del Net.first; Net.first = one",
+    ),
     (DESCRIPTORS, "own", "Held.own = property(lambda held: 5)"),
     (DESCRIPTORS, "own", "Base.own = property(lambda held: 5)"),
     (DESCRIPTORS, "shadowed", "Held.shadowed = property(lambda held: 5)"),

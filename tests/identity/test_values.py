@@ -49,6 +49,7 @@ PAIRS = [
     ("Whole(3)", "Whole(4)"),
     ("Color.RED", "Color.BLUE"),
     ("Color", "Point"),
+    ('Flag("Bits", "A B", boundary=KEEP)', 'Flag("Bits", "A B", boundary=CONFORM)'),
     ("len", "sum"),
     ("int", "float"),
     ('Decimal("1.0")', 'Decimal("1.00")'),
@@ -85,6 +86,8 @@ PAIRS = [
     ("property(len)", "property(sum)"),
     ("staticmethod(len)", "classmethod(len)"),
     ("lru_cache(len)", "lru_cache(abs)"),
+    ("lru_cache(len)", "lru_cache(typed=True)(len)"),
+    ("rated(1)", "rated(2)"),
     ('type("X", (), {"a": 1})', 'type("X", (), {"a": 2})'),
     ('type("X", (int,), {})', 'type("X", (float,), {})'),
     ('make_dataclass("D", [("a", int, 1)])', 'make_dataclass("D", [("a", int, 2)])'),
@@ -110,6 +113,8 @@ PAIRS = [
     ("np.zeros(1000)", "np.eye(1000)[999]"),
     ("np.array([1, 2])", "np.array([2, 1])"),
     ("np.arange(4).reshape(2, 2)", "np.arange(4).reshape(2, 2).T"),
+    ("np.ones((2, 3))", "np.ones((2, 3), order='F')"),
+    ("np.ones((2, 3, 4))", "np.ones((3, 2, 4)).transpose(1, 0, 2)"),
     ("np.array([0.0])", "np.array([-0.0])"),
     ("np.array([1, None], object)", "np.array([2, None], object)"),
     ("np.zeros(2, [('a', 'f4')])", "np.zeros(2, [('b', 'f4')])"),
@@ -138,6 +143,7 @@ PAIRS = [
     ("{1: 2}.values()", "{1: 3}.values()"),
     ("{1: 2}.items()", "{1: 3}.items()"),
     ("memoryview(b'a')", "memoryview(b'b')"),
+    ("memoryview(b'ab')", "memoryview(b'ab').cast('H')"),
     ("weakref.WeakMethod(BOX.first)", "weakref.WeakMethod(BOX.second)"),
     ("time.struct_time(range(9))", "time.struct_time(range(1, 10))"),
     ("sys.version_info", "tuple(sys.version_info)"),
@@ -154,7 +160,7 @@ from collections import ChainMap, Counter, OrderedDict, UserDict, defaultdict, d
 from dataclasses import dataclass, make_dataclass
 from datetime import date, timedelta
 from decimal import Decimal
-from enum import Enum
+from enum import CONFORM, KEEP, Enum, Flag
 from fractions import Fraction
 from functools import lru_cache, partial
 from operator import attrgetter, itemgetter
@@ -167,6 +173,10 @@ import numpy as np
 Point = namedtuple("Point", "x y")
 Color = Enum("Color", "RED BLUE")
 class Whole(int): pass
+def rated(rate):
+    made = lru_cache(len)
+    made.rate = rate
+    return made
 class Tagged(np.ndarray): pass
 def tagged(unit):
     made = np.array([1, 2]).view(Tagged)

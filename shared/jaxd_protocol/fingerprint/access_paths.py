@@ -18,7 +18,7 @@ from jaxd_protocol.fingerprint import archive_members
 from jaxd_protocol.fingerprint.canonical_bytes import ATOMS, digest
 from jaxd_protocol.fingerprint.code.callbacks import AS_CALLBACK
 from jaxd_protocol.fingerprint.code.reads import Read, facts_of
-from jaxd_protocol.fingerprint.data_model import NO_CALLBACKS, Steps, parameters_of
+from jaxd_protocol.fingerprint.data_model import NO_CALLBACKS, Reader, Steps, parameters_of
 from jaxd_protocol.fingerprint.guards import MISSING, Guards
 from jaxd_protocol.fingerprint.local_imports import (
     emit_made_up,
@@ -37,6 +37,12 @@ from jaxd_protocol.fingerprint.values.reductions import forwards, own_attributes
 from jaxd_protocol.fingerprint.walk import Walk, short_repr
 
 _READ_ALL_GLOBALS: Final = frozenset({"globals", "eval", "exec"})
+_READERS: Final[dict[str, frozenset[Reader]]] = {
+    "id": frozenset({"identities"}),
+    "vars": frozenset({"order"}),
+    "globals": frozenset({"order"}),
+}
+"""What code reads by way of builtins, beside what counts in any case."""
 
 
 def emit_globals(walk: Walk, function: FunctionType, reads: Collection[Read]) -> None:
@@ -58,22 +64,26 @@ def _global(walk: Walk, function: FunctionType, read: Read, watched: bool) -> No
     else:
         walk.guards.item(globals_, name, value)
     if value is MISSING:
-        _builtin(walk, globals_, read)
+        _builtin(walk, function, read)
         return
     walk.label = f"global {name}"
     follow(walk, value, bound_steps(walk, globals_, read.steps), read.written, watched)
 
 
-def _builtin(walk: Walk, globals_: dict[str, Any], read: Read) -> None:
-    name = read.name
+def _builtin(walk: Walk, function: FunctionType, read: Read) -> None:
+    name, globals_ = read.name, function.__globals__
     value = vars(builtins).get(name, MISSING)
+    if function.__builtins__.get(name, MISSING) is not value and name != "__import__":
+        raise PackingError(
+            f"{walk.path()} uses {name} ({walk.where}), and has builtins of its own, which the "
+            "server has not. Assign what it uses in its globals instead."
+        )
     walk.guards.item(vars(builtins), name, value)
     if value is MISSING:
         walk.tag("missing")
         return
     walk.tag("builtin")
-    if name == "id":
-        walk.reach.readers.add("identities")
+    walk.reach.readers |= _READERS.get(name, frozenset())
     if isinstance(value, type):
         walk.reach.installed.append(value)
         if name != "type":  # of which it is a method

@@ -477,12 +477,12 @@ def callback_name(callback: Any) -> str:
 # fmt: off
 Reader = Literal[
     "names", "qualified names", "docstrings", "annotations", "hints", "fields", "types",
-    "subclasses", "identities",
+    "subclasses", "identities", "order",
 ]
 # fmt: on
 """What code reads of all that it reaches, beside what counts in any case: `__name__`,
 `__qualname__`, `__doc__`; annotations as they are, and resolved; fields of dataclasses, and types
-of such; `__subclasses__`; which objects are the same one.
+of such; `__subclasses__`; which objects are the same one; the order of attributes (`vars`).
 """
 
 

@@ -15,6 +15,7 @@ from jaxd_protocol.fingerprint.canonical_bytes import constant
 from jaxd_protocol.fingerprint.code.reads import facts_of
 from jaxd_protocol.fingerprint.function_wrapper import BoundWrapper, FunctionWrapper, jit_options_of
 from jaxd_protocol.fingerprint.values import classes, modules, settings
+from jaxd_protocol.fingerprint.values.reductions import make_memory, set_on_cached
 from jaxd_protocol.fingerprint.walk import Handlers, Walk, short_repr
 
 Emit = Callable[[Walk, Any], None]
@@ -170,6 +171,17 @@ def _proxy(walk: Walk, value: types.MappingProxyType[Any, Any]) -> None:
     walk.emit(dict(value))
 
 
+def _cached(walk: Walk, value: Any) -> None:
+    """A function under `functools.lru_cache`; what it has cached follows from the function."""
+    walk.tag("lru_cache")
+    walk.emit(value.__wrapped__)
+    walk.emit_child(".cache_parameters()", tuple(value.cache_parameters().items()))
+    more = set_on_cached(value)
+    if more:
+        walk.guards.mapping(vars(value))
+        walk.emit(more)
+
+
 def _view(walk: Walk, value: Any) -> None:
     """The keys, values or items of a dict."""
     walk.tag(type(value).__name__)
@@ -181,8 +193,15 @@ def _view(walk: Walk, value: Any) -> None:
 
 
 def _memory(walk: Walk, value: memoryview) -> None:
+    data = value.tobytes()
+    try:
+        made = make_memory(data, value.format, value.shape)
+    except (TypeError, ValueError):
+        walk.unshared(value, f"its items have the format {value.format}")
+        return
     walk.tag("memoryview")
-    walk.emit(value.tobytes())
+    walk.text(f"{made.format} {made.shape}")
+    walk.emit(data)
     walk.guards.answer(value.tobytes, value.tobytes())
 
 
@@ -209,8 +228,7 @@ _EMITTERS: Final[dict[type, Emit]] = {
     types.MappingProxyType: _proxy,
     functools.partial: functions.emit_partial,
     functools.cached_property: _around("cached_property", attrgetter("func")),
-    # what it has cached follows from the function
-    type(functools.lru_cache(len)): _around("lru_cache", attrgetter("__wrapped__")),
+    type(functools.lru_cache(len)): _cached,
     property: _property,
     staticmethod: _around("staticmethod", attrgetter("__func__")),
     classmethod: _around("classmethod", attrgetter("__func__")),

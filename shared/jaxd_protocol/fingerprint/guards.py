@@ -131,6 +131,16 @@ class Guards:
         else:
             self.incomplete()
 
+    def buffer(self, value: Any) -> None:
+        """The bytes of an object that lets others read them, as an `array.array` does."""
+        data = _bytes_of(value)
+        if data is None:
+            return
+        if len(data) <= ARRAY_LIMIT:
+            self.answer(partial(_bytes_of, value), data)
+        else:
+            self.incomplete()
+
     def variable(self, name: str, value: str | None) -> None:
         """A variable of the environment."""
         self._is_more = True
@@ -266,6 +276,15 @@ class Guards:
 
 def _access(cls: type) -> tuple[Any, Any]:
     return cls.__getattribute__, getattr(cls, "__getattr__", MISSING)
+
+
+def _bytes_of(value: Any) -> bytes | None:
+    try:
+        view = memoryview(value)
+    except TypeError:
+        return None
+    with view:
+        return view.tobytes()
 
 
 def _answers(ask: Callable[[], Any], answer: Any) -> bool:

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from jaxd_protocol.fingerprint.values.reductions import (
+    axes_in_memory,
     is_own_array,
     is_own_scalar,
     numpy_base,
@@ -54,22 +55,32 @@ def _numpy_array(numpy: Any, array: Any) -> Any:
     return make_array, (array.dtype, array.shape, *_memory(numpy, array))
 
 
-def _memory(numpy: Any, array: Any) -> tuple[str, Any]:
+def _memory(numpy: Any, array: Any) -> tuple[Any, Any]:
     """The order of the elements, and their bytes, as a view where they are contiguous."""
-    order = "C"
-    if array.flags.f_contiguous and not array.flags.c_contiguous:
-        order = "F"
-    elif not array.flags.c_contiguous:
+    axes = axes_in_memory(array)
+    if axes:
+        array = array.transpose(axes)
+    if not array.flags.c_contiguous:
         array = numpy.ascontiguousarray(array)
-    flat = array.reshape(-1, order=order).view(numpy.ndarray).view(numpy.uint8)
-    return order, pickle.PickleBuffer(flat)
+    flat = array.reshape(-1).view(numpy.ndarray).view(numpy.uint8)
+    return axes or "C", pickle.PickleBuffer(flat)
 
 
 def make_array(dtype: Any, shape: tuple[int, ...], order: Any, data: Any) -> Any:
-    """A numpy array over these bytes."""
+    """A numpy array over these bytes.
+
+    Args:
+        dtype: its dtype.
+        shape: its shape.
+        order: "C", or `axes_in_memory` of it; "F" in what an older jaxd has packed.
+        data: the bytes.
+    """
     import numpy
 
-    return numpy.frombuffer(data, dtype).reshape(shape, order=order)
+    flat = numpy.frombuffer(data, dtype)
+    if isinstance(order, str):
+        return flat.reshape(shape, order=order)
+    return flat.reshape([shape[axis] for axis in order]).transpose(numpy.argsort(order))
 
 
 def make_object_array(dtype: Any, shape: tuple[int, ...]) -> Any:

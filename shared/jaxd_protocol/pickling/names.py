@@ -24,7 +24,7 @@ _MODULES: Final = {
     "jaxd_protocol.fingerprint.data_model": _same("ProcessValues", "Source"),
     "jaxd_protocol.fingerprint.values.configs": _same("ReadConfig", "ReadFlags"),
     "jaxd_protocol.fingerprint.values.reductions": _same(
-        "new_object", "set_own_state", "set_state"
+        "make_memory", "new_object", "set_own_state", "set_state"
     ),
     "jaxd_protocol.fingerprint.values.settings": _same("ReadEnvironment"),
     "jaxd_protocol.fingerprint.values.struct_sequences": _same("make_struct_sequence"),

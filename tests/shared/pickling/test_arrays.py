@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from jaxd_protocol.fingerprint import walk
 from jaxd_protocol.pickling.pack.arguments import pack, pack_out_of_band
 from jaxd_protocol.pickling.unpack.unpickler import unpack
 
@@ -86,13 +87,25 @@ def test_arrays_beside_the_bytes_are_not_copied() -> None:
 
 
 @pytest.mark.parametrize(
-    "view", [lambda a: a[::2], lambda a: a.T, lambda a: a[:, 1], lambda a: a[:0]]
+    "view",
+    [
+        lambda a: a[::2],
+        lambda a: a.T,
+        lambda a: a[:, 1],
+        lambda a: a[:0],
+        lambda a: a.reshape(3, 2, 2).transpose(1, 0, 2),
+        lambda a: a.reshape(3, 1, 4)[::-1, :, 1:].T,
+        lambda a: np.broadcast_to(a[0], (2, 4)),
+    ],
 )
 def test_an_array_arrives_whatever_its_layout(view: Callable[[Any], Any]) -> None:
-    """Contiguous or not."""
+    """Contiguous or not; code that asks finds its elements in the order of its memory."""
     array = view(np.arange(12.0).reshape(3, 4))
     packed, buffers = pack_out_of_band(array, "it")
-    np.testing.assert_array_equal(unpack(packed, [bytes(buffer) for buffer in buffers]), array)
+    found = unpack(packed, [bytes(buffer) for buffer in buffers])
+    np.testing.assert_array_equal(found, array)
+    np.testing.assert_array_equal(found.ravel("K"), array.ravel("K"))
+    assert walk(found, "it").fingerprint.digest == walk(array, "it").fingerprint.digest
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "bool"])

@@ -99,6 +99,7 @@ class CodeFacts(NamedTuple):
 
 
 _READERS_BY_ATTRIBUTE: Final[dict[str, Reader]] = {
+    "__dict__": "order",
     "__name__": "names",
     "__qualname__": "qualified names",
     "__doc__": "docstrings",

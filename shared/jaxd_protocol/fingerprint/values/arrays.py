@@ -12,6 +12,7 @@ from jaxd_protocol.fingerprint.guards import ARRAY_LIMIT, MISSING
 from jaxd_protocol.fingerprint.values import modules
 from jaxd_protocol.fingerprint.values.classes import slot_names
 from jaxd_protocol.fingerprint.values.reductions import (
+    axes_in_memory,
     is_own_array,
     is_own_scalar,
     own_attributes,
@@ -83,6 +84,9 @@ def _numpy_array(walk: Walk, numpy: Any, array: Any) -> None:
         )
         walk.nested(array.ravel().tolist(), _objects)
         return
+    axes = axes_in_memory(array)
+    if axes:
+        walk.text(f"order {axes}")
     content = _content(numpy, array)
     walk.write(content)
     walk.part("array", walk.label, content, _summary(array.dtype, array.shape))
@@ -106,14 +110,14 @@ def _own_array(walk: Walk, array: Any) -> None:
     walk.emit_labelled("", type(array))
     masked = getattr(sys.modules.get("numpy.ma"), "MaskedArray", None)
     if masked is None or not isinstance(array, masked):
-        _numpy_array(walk, numpy, array.view(numpy.ndarray))
+        _numpy_array(walk, numpy, numpy.asarray(array, order="A"))
         if not array.dtype.hasobject:
             walk.guards.array(array)
         _own_attributes(walk, array)
         return
     walk.guards.array(array)
     for name in ("_data", "_mask", "fill_value"):
-        walk.emit_child(f".{name}", numpy.asarray(getattr(array, name)))
+        walk.emit_child(f".{name}", numpy.asarray(getattr(array, name), order="A"))
     _own_attributes(walk, array, _MASKED_ATTRIBUTES)
 
 

@@ -218,6 +218,9 @@ def _annotations(walk: Walk, cls: type) -> None:
 
 def _members(walk: Walk, cls: type[Enum]) -> None:
     walk.text(len(cls.__members__))
+    boundary = getattr(cls, "_boundary_", None)
+    if boundary is not None:  # what a flag does with bits that have no name
+        walk.text(boundary.name)
     made_by = vars(cls).get("_new_member_")  # the user's own __new__, where there is one
     if isinstance(made_by, FunctionType | staticmethod):
         walk.emit_labelled("", made_by)

@@ -329,12 +329,12 @@ def _guard_content(walk: Walk, value: Any) -> None:
     guards = walk.guards
     if "ndarray" in (base.__name__ for base in type(value).__mro__):
         guards.array(value)
-    if isinstance(value, dict | OrderedDict | defaultdict):
+    elif isinstance(value, dict | OrderedDict | defaultdict):
         guards.mapping(value)
     elif isinstance(value, list | deque | set):
         guards.sequence(value)
-    elif isinstance(value, bytearray):
-        guards.answer(lambda: bytes(value), bytes(value))
+    else:
+        guards.buffer(value)
     if forwards(type(value)):
         _guard_own_content(guards, value)
         return

@@ -8,8 +8,9 @@ of these the class is asked, and their state is what they hold themselves.
 from __future__ import annotations
 
 import copyreg
+import functools
 from types import BuiltinFunctionType, FunctionType
-from typing import Any
+from typing import Any, Final
 
 from jaxd_protocol.fingerprint.guards import MISSING
 from jaxd_protocol.fingerprint.values.classes import slot_names
@@ -209,6 +210,45 @@ def set_own_state(value: Any, state: Any) -> None:
 def _find_method(cls: type, name: str) -> Any:
     """A method as the class has it, without asking its metaclass; None when there is none."""
     return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
+
+
+def axes_in_memory(array: Any) -> tuple[int, ...]:
+    """The axes of a numpy array from the slowest in its memory to the fastest, for code that asks.
+
+    As numpy's order "K" takes them; empty where that is their own order, as that of an array which
+    is the same along an axis. Axes of one entry, which are nowhere in memory, come last.
+    """
+    if array.flags.c_contiguous:
+        return ()
+    steps = {axis: abs(array.strides[axis]) for axis in range(array.ndim) if array.shape[axis] > 1}
+    found = sorted(steps, key=lambda axis: -steps[axis])
+    if found == [*steps] or 0 in steps.values():
+        return ()
+    return (*found, *(axis for axis in range(array.ndim) if axis not in steps))
+
+
+_SET_BY_CACHE: Final = frozenset(
+    {*functools.WRAPPER_ASSIGNMENTS, "__wrapped__", "cache_parameters", "__annotate__"}
+)
+
+
+def set_on_cached(cached: Any) -> dict[str, Any]:
+    """What was set on a function under `functools.lru_cache`, by name."""
+    return {name: each for name, each in vars(cached).items() if name not in _SET_BY_CACHE}
+
+
+def make_memory(data: bytes, form: str, shape: tuple[int, ...]) -> memoryview:
+    """A memoryview over these bytes.
+
+    Args:
+        data: of all items.
+        form: the format of each, as `struct` has it.
+        shape: how many there are on each axis.
+
+    Raises:
+        TypeError, ValueError: for a format that Python cannot make, such as one in the other order.
+    """
+    return memoryview(data).cast(form, shape) if data else memoryview(data)
 
 
 def is_own_array(numpy: Any, value: Any) -> bool:

@@ -12,7 +12,8 @@ import re
 import typing
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
-from types import CodeType, FunctionType
+from enum import EnumType
+from types import CodeType, FunctionType, MemberDescriptorType, ModuleType
 from typing import Any, Final
 
 from jaxd_protocol.errors import PackingError
@@ -24,7 +25,7 @@ from jaxd_protocol.fingerprint.walk import Walk
 _KEPT_BY_CLASSES: Final[frozenset[Reader]] = frozenset(
     {
         *("names", "qualified names", "docstrings", "annotations", "hints"),
-        *("fields", "types", "subclasses"),
+        *("fields", "types", "subclasses", "order"),
     }
 )
 
@@ -50,21 +51,25 @@ def emit_reflected(walk: Walk) -> None:
             for reader, emitters in _EMITTERS.items()
             if reader in walk.reach.readers
             and (reader != "fields" or "types" in walk.reach.readers)
-            for each in (*walk.reach.functions, *walk.reach.classes)
-            if type(each) in emitters or (isinstance(each, type) and type in emitters)
+            for each in (*walk.reach.functions, *walk.reach.classes, *_whole_modules(walk))
+            if _kind_of(each) in emitters
             if (reader, id(each)) not in done
         ]
         for reader, each in found:
             done.add((reader, id(each)))
             walk.tag(reader)
-            kind = FunctionType if type(each) is FunctionType else type
-            _EMITTERS[reader][kind](walk, each)
+            _EMITTERS[reader][_kind_of(each)](walk, each)
         walk.emit_queued()
         if not found:
             break
     if "docstrings" in walk.reach.readers:
         for name, source in sorted(walk.reach.sources.items()):
             walk.emit_labelled(f"docstrings {name}", _texts_in(source.code))
+
+
+def _kind_of(value: Any) -> Any:
+    kinds = (FunctionType, ModuleType, type)
+    return next(kind for kind in kinds if isinstance(value, kind))
 
 
 def _attribute(name: str) -> Callable[[Walk, Any], None]:
@@ -236,6 +241,25 @@ def _are_same(found: list[type], known: list[type]) -> bool:
     )
 
 
+def _order(walk: Walk, value: Any) -> None:
+    """The names of its attributes as `vars` gives them, but for those that Python makes itself."""
+    if isinstance(value, EnumType):  # whose members count in their order
+        return
+    names = [name for name, each in vars(value).items() if not _is_made(name, each)]
+    walk.emit_labelled(f"order {_label(value)}", tuple(names))
+
+
+def _is_made(name: str, content: Any) -> bool:
+    is_slot = isinstance(content, MemberDescriptorType)
+    return is_slot or name.startswith(("__", "@")) or name == "_abc_impl"
+
+
+def _whole_modules(walk: Walk) -> list[ModuleType]:
+    met = (*walk.reach.numbered, *walk.reach.objects)
+    found = [each for each in met if isinstance(each, ModuleType) and id(each) in walk.reach.whole]
+    return [*{id(each): each for each in found}.values()]
+
+
 _ANNOTATIONS: Final[dict[Any, Callable[[Walk, Any], None]]] = {
     FunctionType: _annotations_of_function,
     type: _annotations_of_class,
@@ -251,4 +275,5 @@ _EMITTERS: Final[dict[Reader, dict[Any, Callable[[Walk, Any], None]]]] = {
     "hints": _ANNOTATIONS,
     "fields": {type: _field_types},
     "subclasses": {type: _subclasses},
+    "order": {FunctionType: _order, type: _order, ModuleType: _order},
 }

@@ -63,9 +63,9 @@ def _module_arguments(namespace: dict[str, Any], name: str) -> tuple[str, str | 
 def _content(packer: Packer, module: ModuleType) -> dict[str, Any]:
     names = packer.names_of_module(module)
     if names is None:
-        names = set(vars(module)) - _MODULE_ATTRIBUTES
-        names = {name for name in names if not name.startswith("@py")}
-        found = {name: packer.value_or_placeholder(vars(module)[name]) for name in sorted(names)}
+        content = [name for name in vars(module) if name not in _MODULE_ATTRIBUTES]
+        own = [name for name in content if not name.startswith("@py")]
+        found = {name: packer.value_or_placeholder(vars(module)[name]) for name in own}
         return found | _lazy(packer, module, vars(module).get("__getattr__"))
     found = {name: _attribute(module, name) for name in sorted(names)}
     kept = {name: value for name, value in found.items() if value is not _missing}

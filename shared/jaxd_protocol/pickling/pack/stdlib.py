@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from jaxd_protocol.fingerprint.values.instances import ThreadLocal
+from jaxd_protocol.fingerprint.values.reductions import make_memory, set_on_cached
 from jaxd_protocol.packages.importable import find_object, importable_name
 from jaxd_protocol.pickling.unpack import rebuild
 
@@ -40,13 +41,7 @@ def _cached(value: Any) -> Any:
         return find_object, name
     settings = value.cache_parameters()
     made = (value.__wrapped__, settings["maxsize"], settings["typed"])
-    more = {name: each for name, each in vars(value).items() if name not in _CACHE_ATTRIBUTES}
-    return rebuild.make_cached, made, (more or None)
-
-
-_CACHE_ATTRIBUTES: Final = frozenset(
-    {*functools.WRAPPER_ASSIGNMENTS, "__wrapped__", "cache_parameters", "__annotate__"}
-)
+    return rebuild.make_cached, made, (set_on_cached(value) or None)
 
 
 def _view(kind: str) -> Callable[[Any], Any]:
@@ -90,7 +85,7 @@ DISPATCH: Final[dict[type, Callable[[Any], Any]]] = {
     types.MappingProxyType: lambda value: (types.MappingProxyType, (dict(value),)),
     types.GetSetDescriptorType: _descriptor,
     types.MemberDescriptorType: _descriptor,
-    memoryview: lambda value: (memoryview, (value.tobytes(),)),
+    memoryview: lambda value: (make_memory, (value.tobytes(), value.format, value.shape)),
     type({}.keys()): _view("keys"),
     type({}.values()): _view("values"),
     type({}.items()): _view("items"),

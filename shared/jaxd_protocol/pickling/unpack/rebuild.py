@@ -53,8 +53,10 @@ def make_module(
 
 
 def fill_module(module: ModuleType, content: dict[str, Any]) -> None:
-    """Sets the attributes of a module that are read."""
-    vars(module).update(content)
+    """Sets the attributes of a module that are read, in this order."""
+    for name, value in content.items():
+        vars(module).pop(name, None)  # what a function of it has brought
+        vars(module)[name] = value
 
 
 def namespace_of(module: ModuleType) -> dict[str, Any]:
