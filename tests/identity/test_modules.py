@@ -37,6 +37,7 @@ def from_star(x): return starred(x) + STAR
 def class_in_module(x): return mine.Settings.lr
 def object_in_module(x): return mine.settings.lr
 def dynamic(x): return eval("RATE", vars(mine))
+def by_dict(x): return x * mine.__dict__["RATE"]
 --- mine.py
 RATE = 2
 TABLE = {"a": 3, "b": 4}
@@ -64,7 +65,7 @@ from .sub import deep
 import pkg
 def uses(x): return deep(x) + sub.deep(x) + pkg.LEVEL
 """
-WHOLE = "by_name kept held dynamic"
+WHOLE = "by_name kept held dynamic by_dict"
 TIMES = f"attribute alias from_import passed {WHOLE}"
 DEEP = "dotted dotted_alias dotted_from relative"
 

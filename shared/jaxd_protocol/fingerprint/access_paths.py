@@ -259,6 +259,8 @@ def _module_attribute(
 ) -> Followed | None:
     content = vars(module)
     value = content.get(name, MISSING)
+    if name == "__dict__":
+        return None
     if kind == "w":
         walk.reach.partial_read_of(module)
         return MISSING, ()
