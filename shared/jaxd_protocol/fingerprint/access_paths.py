@@ -70,7 +70,7 @@ def _global(walk: Walk, function: FunctionType, read: Read, watched: bool) -> No
     follow(walk, value, bound_steps(walk, globals_, read.steps), read.written, watched)
 
 
-def _builtin(walk: Walk, function: FunctionType, read: Read) -> None:
+def _builtin(walk: Walk, function: Any, read: Read) -> None:
     name, globals_ = read.name, function.__globals__
     value = vars(builtins).get(name, MISSING)
     if function.__builtins__.get(name, MISSING) is not value and name != "__import__":

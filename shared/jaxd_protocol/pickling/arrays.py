@@ -77,7 +77,7 @@ def make_array(dtype: Any, shape: tuple[int, ...], order: Any, data: Any) -> Any
     """
     import numpy
 
-    flat = numpy.frombuffer(data, dtype)
+    flat: Any = numpy.frombuffer(data, dtype)
     if isinstance(order, str):
         return flat.reshape(shape, order=order)
     return flat.reshape([shape[axis] for axis in order]).transpose(numpy.argsort(order))

@@ -237,13 +237,13 @@ def set_on_cached(cached: Any) -> dict[str, Any]:
     return {name: each for name, each in vars(cached).items() if name not in _SET_BY_CACHE}
 
 
-def make_memory(data: bytes, form: str, shape: tuple[int, ...]) -> memoryview:
+def make_memory(data: bytes, form: Any, shape: Any) -> memoryview:
     """A memoryview over these bytes.
 
     Args:
         data: of all items.
-        form: the format of each, as `struct` has it.
-        shape: how many there are on each axis.
+        form: the format of each, text as `struct` has it.
+        shape: how many there are on each axis, a tuple.
 
     Raises:
         TypeError, ValueError: for a format that Python cannot make, such as one in the other order.
