@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
+from random import Random
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -60,8 +61,8 @@ def test_every_call_is_answered_also_when_members_die(variant: Variant) -> None:
 def test_what_is_shared_is_compiled_once_for_each_key() -> None:
     """Programs of an edited function are new; without sharing each member makes its own."""
     edited = replace(SMALL, edits_an_hour=600.0)
-    together = simulated(VARIANTS[3], edited)
-    apart = simulated(VARIANTS[4], edited)
+    together = simulated(VARIANTS[4], edited)
+    apart = simulated(VARIANTS[5], edited)
     assert together.edits > 0
     assert 0 < together.compiles <= together.edits
     assert apart.compiles > 2 * together.compiles
@@ -70,7 +71,7 @@ def test_what_is_shared_is_compiled_once_for_each_key() -> None:
 def test_hashing_keeps_functions_where_they_are() -> None:
     """All of them are warm on their own members, and do not fit into the memory of each one."""
     still = replace(SMALL, edits_an_hour=0.0, deaths=0.0, programs=60)
-    hashed, in_turn = simulated(VARIANTS[1], still), simulated(VARIANTS[3], still)
+    hashed, in_turn = simulated(VARIANTS[2], still), simulated(VARIANTS[4], still)
     assert hashed.warm == 1.0
     assert in_turn.warm < 0.9
 
@@ -78,14 +79,17 @@ def test_hashing_keeps_functions_where_they_are() -> None:
 def test_the_simulation_routes_as_the_product_does() -> None:
     """The first of the order that has not reached its limit; and none that is lost."""
     view = View(NAMES, 1, SMALL)
-    router = Rendezvous(view, SMALL, None)  # type: ignore[arg-type]
+    router = Rendezvous(view, SMALL, Random(1))
     order = ranked(b"key", NAMES)
     assert list(order_of(b"key", NAMES)) == order
-    assert router.choose(0, b"key") == router.home(b"key") == order[0]
+    assert router.choose(0, b"key") == router.homes(b"key")[0] == order[0]
     view.tell({order[0]: 3, order[1]: 0})
     assert router.choose(0, b"key") == order[1]
     view.lost(order[1])
     assert router.choose(0, b"key") == order[2]
+    view.tell({}, {b"key".hex(): 4})
+    assert router.homes(b"key") == order[:4]
+    assert {router.choose(0, b"key") for _ in range(100)} == set(order[2:4])
 
 
 def test_long_orders_are_whole() -> None:

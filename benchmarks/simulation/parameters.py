@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from jaxd_protocol.messages.pool_view import LOAD_EVERY_S
-from jaxd_protocol.network.pool_routing import BOUND
+from jaxd_protocol.network.pool_routing import BOUND, SPREAD
 
 ASSUMED: Final = "assumed"
 
@@ -87,6 +87,9 @@ class Parameters:
         50e6, "bytes of news to all clients in a second, at most", "jaxd_server/pool/director.py"
     )
     bound: float = _given(BOUND, "bound of the load", "pool_routing.BOUND")
+    spread: float = _given(
+        SPREAD, "members for each open call of a function that has several", "pool_routing.SPREAD"
+    )
     least: int = _given(1, "open calls that are within every limit", "pool_routing.choose")
     run_calls: int = _given(100_000, "calls of a run")
     run_s: float = _given(10.0, "seconds of a run, at least, with more calls where it needs them")

@@ -5,11 +5,14 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
+from typing import Final
 
 from benchmarks.simulation.clock import Clock
 from benchmarks.simulation.parameters import Parameters
 from benchmarks.simulation.routing import Router, View
 from benchmarks.simulation.work import Work
+
+_NONE: Final = 0, 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -36,6 +39,7 @@ class Member:
         builders: how many more it may compile now.
         free_at: when its device has run all that it was given.
         busy_s: how long its device has run.
+        answered: how many calls of each key it has answered, and how long these were open.
     """
 
     name: str
@@ -49,6 +53,7 @@ class Member:
     queue: deque[tuple[int, bytes]] = field(default_factory=deque)
     free_at: float = 0.0
     busy_s: float = 0.0
+    answered: dict[bytes, tuple[int, float]] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -179,12 +184,14 @@ class Pool:
         member.free_at = max(now, member.free_at) + run_s
         member.busy_s += run_s
         delay = member.free_at - now + self._parameters.call_s
-        self._clock.after(delay, self._answer, member, member.epoch, call)
+        self._clock.after(delay, self._answer, member, member.epoch, call, delay)
 
-    def _answer(self, member: Member, epoch: int, call: Call) -> None:
+    def _answer(self, member: Member, epoch: int, call: Call, open_s: float) -> None:
         if epoch != member.epoch:
             return
         del member.calls[call]
+        count, seconds = member.answered.get(call.key, _NONE)
+        member.answered[call.key] = count + 1, seconds + open_s
         self._view.closed(call.client, member.name)
         self.counts.latencies.append(self._clock.now - call.arrived)
 
@@ -254,7 +261,7 @@ class Pool:
             return
         member.is_alive = False
         member.epoch += 1
-        for lost in (member.programs, member.disk, member.wanted, member.queue):
+        for lost in (member.programs, member.disk, member.wanted, member.queue, member.answered):
             lost.clear()
         member.builders, member.free_at = self._parameters.builders, self._clock.now
         self._clock.after(self._parameters.notice_s, self._notice, member)

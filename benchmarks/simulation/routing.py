@@ -12,13 +12,14 @@ from math import ceil
 from typing import Final, Protocol
 
 from benchmarks.simulation.parameters import Parameters
-from jaxd_protocol.network.pool_routing import choose, ranked
+from jaxd_protocol.network.pool_routing import choose, draw, ranked
 
+_NONE: Final[Mapping[str, int]] = {}
 _LOST: Final = 1 << 50
 """The load of a member that takes no calls: above every other."""
 _FULL: Final = 1 << 40
 """What is added to that of a member that has passed a call on: above every limit."""
-_KEPT: Final = 32
+_KEPT: Final = 64
 """So many of each order are kept, because all of all orders would not fit into memory."""
 _POINTS: Final = 100
 """Of each member on the ring of consistent hashing."""
@@ -36,6 +37,7 @@ class View:
         own: what each client has open, by member.
         seen: the loads as each client sees them.
         news: rises when there are any.
+        spreads: over how many members functions are spread, by the digits of their keys.
     """
 
     def __init__(self, names: Sequence[str], clients: int, parameters: Parameters) -> None:
@@ -45,6 +47,7 @@ class View:
         self.own: list[Counter[str]] = [Counter() for _ in range(clients)]
         self.seen = [SeenLoads(self.loads, own) for own in self.own]
         self.news = 0
+        self.spreads: Mapping[str, int] = {}
         self._lost: set[str] = set()
         self._parameters = parameters
 
@@ -63,8 +66,9 @@ class View:
         """Whether it is known to take no calls."""
         return name in self._lost
 
-    def tell(self, loads: Mapping[str, int]) -> None:
+    def tell(self, loads: Mapping[str, int], spreads: Mapping[str, int] = _NONE) -> None:
         """The director's news reach all clients."""
+        self.spreads = spreads
         for seen in self.seen:
             seen.full.clear()
         self.total = sum(load for name, load in loads.items() if name not in self._lost)
@@ -154,7 +158,7 @@ class Order(Sequence[str]):
             yield from islice(self._kept, _KEPT, None)
 
     def __getitem__(self, place: int) -> str:  # type: ignore[override]
-        return next(islice(self, place, None))
+        return self._kept[place] if place < _KEPT else next(islice(self, place, None))
 
     def __len__(self) -> int:
         return len(self._names)
@@ -178,31 +182,35 @@ class Router(Protocol):
     def choose(self, client: int, key: bytes) -> str:
         """The name of the member."""
 
-    def home(self, key: bytes) -> str | None:
-        """Where a key is first, if that depends on the key."""
+    def homes(self, key: bytes) -> Sequence[str]:
+        """Where calls of a key go first, if that depends on the key; else none."""
 
 
 class Rendezvous:
     """The product's: an order of the members for each key, and a bound of the load."""
 
-    def __init__(self, view: View, parameters: Parameters, _: random.Random) -> None:
+    def __init__(self, view: View, parameters: Parameters, chance: random.Random) -> None:
         self._view, self._bound, self._least = view, parameters.bound, parameters.least
+        self._chance = chance
 
     def choose(self, client: int, key: bytes) -> str:
         """As a client of the product does, with the order kept."""
         view, seen = self._view, self._view.seen[client]
+        order = order_of(key, view.names)
         return choose(
-            order_of(key, view.names),
+            order,
             seen,
             self._bound,
             least=self._least,
+            drawn=draw(order, view.spreads.get(key.hex(), 1), self._chance.random),
             total_load=view.total + seen.more(),
             total_devices=view.count,
         )
 
-    def home(self, key: bytes) -> str | None:
-        """The first of its order."""
-        return order_of(key, self._view.names)[0]
+    def homes(self, key: bytes) -> Sequence[str]:
+        """The first of its order, as many as it is spread over."""
+        count = self._view.spreads.get(key.hex(), 1)
+        return list(islice(order_of(key, self._view.names), count))
 
 
 class ConsistentHashing:
@@ -226,9 +234,9 @@ class ConsistentHashing:
                 return name
         raise AssertionError("no member takes calls")
 
-    def home(self, key: bytes) -> str | None:
+    def homes(self, key: bytes) -> Sequence[str]:
         """The same."""
-        return self.choose(0, key)
+        return [self.choose(0, key)]
 
 
 def _point(text: bytes) -> int:
@@ -250,9 +258,9 @@ class RoundRobin:
             if not self._view.is_lost(name):
                 return name
 
-    def home(self, _: bytes) -> str | None:
+    def homes(self, _: bytes) -> Sequence[str]:
         """None."""
-        return None
+        return ()
 
 
 class LeastLoaded:
@@ -274,9 +282,9 @@ class LeastLoaded:
                 return name
         return min(view.names, key=view.seen[client].get)
 
-    def home(self, _: bytes) -> str | None:
+    def homes(self, _: bytes) -> Sequence[str]:
         """None."""
-        return None
+        return ()
 
 
 ROUTERS: Final[Mapping[str, Callable[[View, Parameters, random.Random], Router]]] = {

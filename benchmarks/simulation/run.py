@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -16,6 +16,7 @@ from benchmarks.simulation.parameters import Parameters
 from benchmarks.simulation.pool import Pool
 from benchmarks.simulation.routing import ROUTERS, Router, View
 from benchmarks.simulation.work import Work
+from jaxd_protocol.network.pool_routing import Busy
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +28,21 @@ class Variant:
         router: one of `ROUTERS`.
         shares: whether a program is compiled once in the pool.
         refuses: whether members that have reached their limit pass calls on.
+        spreads: whether functions with several open calls are spread.
     """
 
     name: str
     router: str
     shares: bool = True
     refuses: bool = False
+    spreads: bool = True
 
 
 JAXD: Final = Variant("jaxd", "rendezvous, bounded")
+UNSPREAD: Final = replace(JAXD, name="jaxd, nothing spread", spreads=False)
 VARIANTS: Final = (
     JAXD,
+    UNSPREAD,
     Variant("consistent hashing", "consistent hashing"),
     Variant("least loaded", "least loaded"),
     Variant("round robin", "round robin"),
@@ -122,7 +127,8 @@ class Simulation:
             shares=variant.shares,
             refuses=variant.refuses,
         )
-        self._director = Director(self._pool.members)
+        spread = parameters.spread if variant.spreads else 0.0
+        self._director = Director(self._pool.members, spread)
         self._arrived = self._edited = self._deepest = 0
 
     def run(self) -> Outcome:
@@ -146,15 +152,18 @@ class Simulation:
 
         Where a program is a matter of its key, those that nobody will call are left out.
         """
-        self._pool.know(range(self._work.functions))
+        work, key = self._work, self._pool.key
+        self._pool.know(range(work.functions))
+        open_calls = (work.rate * work.shares * work.run_s).tolist()
+        rows = enumerate(zip(open_calls, work.run_s.tolist(), strict=True))
+        self._director.settle({key(function).hex(): Busy(*each) for function, each in rows})
+        self._view.tell({}, self._director.spreads)
         hashed: dict[str, list[int]] = {}
         members = len(self._view.names)
         calls = Work(members, self._parameters, self._seed).arrivals()
         for function in sorted({function for _, _, function in calls}, reverse=True):
-            home = self._router.home(self._pool.key(function))
-            if home is None:
-                break
-            hashed.setdefault(home, []).append(function)
+            for home in self._router.homes(key(function)):
+                hashed.setdefault(home, []).append(function)
         for name in self._view.names:
             drawn = hashed.get(name, []) if hashed else self._work.drawn(_DRAWN)
             self._pool.settle(name, drawn)
@@ -187,7 +196,8 @@ class Simulation:
     def _tell(self) -> None:
         """Tells all clients; the next time when all of it is sent."""
         parameters, sent = self._parameters, 0
-        self._view.tell(self._director.news(self._clock.now))
+        loads = self._director.news(self._clock.now)
+        self._view.tell(loads, self._director.spreads)
         if self._calls_still_arrive:
             sent = self._director.count() * self._work.clients
             most = max(len(member.calls) for member in self._pool.members.values())

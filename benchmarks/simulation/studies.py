@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from benchmarks.simulation.parameters import Parameters
-from benchmarks.simulation.run import JAXD, VARIANTS, Outcome, Simulation, Variant
+from benchmarks.simulation.run import UNSPREAD, VARIANTS, Outcome, Simulation, Variant
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ def _ages(*ages: float) -> dict[str, dict[str, float]]:
     return {f"{age:g} s": {"view_s": age, "heartbeat_s": min(age, 0.5)} for age in ages}
 
 
-_REFUSING: Final = replace(JAXD, refuses=True)
+_REFUSING: Final = replace(UNSPREAD, refuses=True)
 _TAKE: Final = "take every call"
 _PASS_ON: Final = "pass calls on when full"
 
@@ -98,7 +98,7 @@ def simulate_study(
     """By setting, what came out at each size, with every seed."""
     found: dict[str, list[Outcome]] = {}
     for name, changes in study.settings.items():
-        variant = study.variants.get(name, JAXD)
+        variant = study.variants.get(name, UNSPREAD)
         changed = replace(parameters, **changes)
         tasks = [(members, variant, changed, seed) for members in sizes for seed in seeds]
         found[name] = list(run(tasks))

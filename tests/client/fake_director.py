@@ -53,8 +53,16 @@ class FakeDirector(FakeServer):
         with self._changed:
             self._set({key: each for key, each in self._view.members.items() if key != name})
 
-    def _set(self, members: Mapping[str, PoolMember]) -> None:
-        self._view = PoolView("lab", self._view.sequence + 1, members)
+    def spread(self, **spreads: int) -> None:
+        """Over how many members functions are spread, by the first digits of their keys."""
+        with self._changed:
+            self._set(self._view.members, spreads)
+
+    def _set(
+        self, members: Mapping[str, PoolMember], spreads: Mapping[str, int] | None = None
+    ) -> None:
+        spread = self._view.spreads if spreads is None else spreads
+        self._view = PoolView("lab", self._view.sequence + 1, members, spread)
         self._changed.notify_all()
 
     def _answer_view(self, asked: Request) -> Reply:

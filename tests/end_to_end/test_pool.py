@@ -109,6 +109,24 @@ def test_few_functions_move_when_a_member_comes_or_goes(pool: PoolHere) -> None:
     assert [found.of_key(key).member.name for key in keys] == before
 
 
+def test_a_function_that_is_spread_is_made_on_several_members(pool: PoolHere) -> None:
+    """Though this process is told of no load; it says so."""
+    found, key = routing(pool.client), b"k" * 16
+    order = ranked(key, sorted(pool.members))
+    assert {found.of_key(key).member.name for _ in range(60)} == {order[0]}
+    pool.director.spread(**{key.hex()[:16]: 2})
+    until(lambda: found.routes().spreads)
+    assert {found.of_key(key).member.name for _ in range(60)} == set(order[:2])
+    assert found.of_key(b"other key").member.name == ranked(b"other key", sorted(pool.members))[0]
+    assert "one of the first 2 of 3 for its key" in found.why(key)
+    for name in order[:2]:
+        pool.director.show(name, devices=4)
+    until(lambda: found.routes().total_devices == 9)
+    first = ranked(key, found.routes().names, found.routes().devices)[0]
+    assert found.routes().devices[first] == 4
+    assert {found.of_key(key).member.name for _ in range(60)} == {first}
+
+
 def test_a_hot_function_is_made_on_further_members(pool: PoolHere) -> None:
     """Those after the first for its key, as its own order has them, when that has too much."""
     found, key = routing(pool.client), b"k" * 16

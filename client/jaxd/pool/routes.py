@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import accumulate, takewhile
 from math import ceil
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -18,7 +19,8 @@ from jaxd.pool.view import Seen, ViewKeeper
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.base.process import reset_after_fork
 from jaxd_protocol.errors import JaxdError, NoServer
-from jaxd_protocol.network.pool_routing import BOUND, choose, ranked
+from jaxd_protocol.messages.pool_view import SPREAD_DIGITS
+from jaxd_protocol.network.pool_routing import BOUND, choose, draw, ranked
 
 if TYPE_CHECKING:
     from jaxd.connection.settings import Settings
@@ -42,6 +44,7 @@ _FEW: Final = 16
 _COUNTED_S: Final = 0.02
 """With more than so many members in use, what this process has open is counted so often."""
 
+_NONE: Final[Mapping[str, int]] = {}
 _EVEN: Final = 1.0
 _NO_FIRST: Final = None, 0
 
@@ -55,6 +58,7 @@ class Routes(NamedTuple):
         devices: how many each has.
         total_load, total_devices: the sums.
         orders: by key, the names in the order in which its calls go to them.
+        spreads: on how many devices functions are to be warm, by the digits of their keys.
     """
 
     names: tuple[str, ...]
@@ -63,9 +67,15 @@ class Routes(NamedTuple):
     total_load: int
     total_devices: int
     orders: BoundedDict[bytes, Sequence[str]]
+    spreads: Mapping[str, int]
 
     @classmethod
-    def of(cls, members: Iterable[PoolMember], before: Routes | None = None) -> Routes:
+    def of(
+        cls,
+        members: Iterable[PoolMember],
+        before: Routes | None = None,
+        spreads: Mapping[str, int] = _NONE,
+    ) -> Routes:
         """Those to these members; orders are kept while the members are the same."""
         found = sorted(members, key=lambda each: each.name)
         devices = {each.name: max(1, each.devices) for each in found}
@@ -74,7 +84,15 @@ class Routes(NamedTuple):
         if before is not None and before.devices == devices:
             orders = before.orders
         total_load, total_devices = sum(loads.values()), sum(devices.values())
-        return cls(tuple(devices), loads, devices, total_load, total_devices, orders)
+        return cls(tuple(devices), loads, devices, total_load, total_devices, orders, spreads)
+
+    def spread(self, key: bytes) -> int:
+        """Over how many of its first members a function is spread."""
+        wanted = self.spreads.get(key.hex()[:SPREAD_DIGITS], 1) if self.spreads else 1
+        if wanted <= 1 or self.total_devices == len(self.names):
+            return wanted
+        devices = accumulate(self.devices[name] for name in self.order(key))
+        return 1 + sum(1 for _ in takewhile(wanted.__gt__, devices))
 
     def order(self, key: bytes) -> Sequence[str]:
         """The members in the order in which calls of a key go to them."""
@@ -225,16 +243,18 @@ class Pool:
         routes = self.routes()
         loads, total = self.loads(routes)
         bound, order = _EVEN if evenly else BOUND, routes.order(key)
+        spread = 1 if evenly else routes.spread(key)
         name = choose(
             order,
             loads,
             bound,
+            drawn=draw(order, spread),
             total_load=total,
             devices=routes.devices,
             total_devices=routes.total_devices,
         )
         found = self._callers.get(name) or self._begin(name)
-        if name == order[0] and not evenly:
+        if name == order[0] and not evenly and spread == 1:
             firsts[key] = found, routes.room_at(name)
         return found
 
@@ -242,7 +262,12 @@ class Pool:
         """Which member makes the next call of a function, and the rule that decides."""
         routes = self.routes()
         chosen, order = self.of_key(key).member.name, routes.order(key)
-        first = order[0]
+        first, spread = order[0], routes.spread(key)
+        if spread > 1:
+            return (
+                f"on member {chosen}, one of the first {spread} of {len(order)} for its key, which "
+                "has many calls open in the pool"
+            )
         if chosen == first:
             return f"on member {chosen}, the first of {len(order)} for its key"
         loads, total = self.loads(routes)
@@ -407,7 +432,7 @@ class Pool:
             }
             ready = (each for each in view.members.values() if each.state == "ready")
             free = (each for each in ready if each.name not in self._avoided)
-            self._routes = Routes.of(free, self._routes)
+            self._routes = Routes.of(free, self._routes, view.spreads)
             self._callers = {
                 name: caller
                 for name, caller in self._callers.items()

@@ -16,13 +16,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
 from jaxd_protocol.base.process import machine_id
 from jaxd_protocol.errors import ConfigurationError, JaxdError, ProtocolError
-from jaxd_protocol.messages.pool_view import LOAD_EVERY_S, is_load_news, may_be_told
+from jaxd_protocol.messages.pool_view import (
+    LOAD_EVERY_S,
+    SPREAD_DIGITS,
+    is_load_news,
+    may_be_told,
+)
 from jaxd_protocol.messages.server_view import ServerView
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.certificates import certificate_of, fingerprint_of
@@ -31,32 +36,32 @@ from jaxd_protocol.network.local_server import (
     control_path,
     make_private_directory,
 )
+from jaxd_protocol.network.pool_routing import SPREAD_EVERY_S, FunctionLoads
 from jaxd_server.auth.tls_setup import prepare_own_certificate
 from jaxd_server.cache.peers import Members, dial
 from jaxd_server.cache.record_file import write_file
-from jaxd_server.pool.members import MemberReport, MemberTable
+from jaxd_server.pool.members import MemberReport, MemberTable, busy_rows
 from jaxd_server.pool.settings import MemberSettings, PoolSettings
 from jaxd_server.runtime.child_startup import die_with_the_parent
 from jaxd_server.runtime.json_lines import MAX_LINE_BYTES
 
 _LOOK_S: Final = 0.1
 _MOST_WARM: Final = 64
-_WARM_DIGITS: Final = 16
-"""Of how many functions the keys are reported, those used last first, and how many hex digits."""
+"""Of so many functions the keys are reported, those used last."""
 
 REPORT_S: Final = 0.5
 """After so long a member reports, also where nothing has changed."""
 
 _GRACE_S: Final = 20.0
+_CONTROL_S: Final = 10.0
+"""For so long the host of a server may take to answer: it asks its worker, which may be busy."""
+
+_NOT_NOW: Final[Mapping[str, Any]] = {"refused": "its host does not answer"}
 _PROBE_S: Final = 1.0
 _LOG: Final = "server.log"
 _TAIL_BYTES: Final = 2000
 _PEERS: Final = "members.json"
 
-_CONTROL_S: Final = 10.0
-"""For so long the host of a server may take to answer: it asks its worker, which may be busy."""
-
-_NOT_NOW: Final[Mapping[str, Any]] = {"refused": "its host does not answer"}
 _SERVES: Final = frozenset({"ready", "busy", "resting"})
 """The states of a worker in which calls can be made."""
 
@@ -145,6 +150,31 @@ def _use_of(view: ServerView) -> dict[str, Any]:
     }
 
 
+class BusyFunctions:
+    """Which functions of a server have its calls open. Thread-safe.
+
+    Args:
+        clock: seconds that only grow.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._loads = FunctionLoads()
+        self._at = clock()
+        self._found: Mapping[str, Any] = {}
+        self._lock = threading.Lock()  # guards these three
+
+    def of(self, view: ServerView) -> Mapping[str, Any]:
+        """The fields of a report; as they were a second ago at most."""
+        with self._lock:
+            now = self._clock()
+            if now - self._at >= SPREAD_EVERY_S:
+                self._at = now
+                totals = {key: (row.hits, row.run_s) for key, row in view.functions.items()}
+                self._found = busy_rows(self._loads.update(now, totals))
+            return self._found
+
+
 def report_of(view: ServerView | None, last: ServerView, **known: Any) -> MemberReport:
     """What a server reports, from what is seen of it.
 
@@ -159,7 +189,7 @@ def report_of(view: ServerView | None, last: ServerView, **known: Any) -> Member
     broken = states.get("broken", "")
     state = "ready" if _SERVES & states.keys() else "lost" if "broken" in states else "starting"
     used = sorted(view.functions.items(), key=lambda item: -item[1].last_use)
-    warm = [key[:_WARM_DIGITS] for key, row in used if row.programs][:_MOST_WARM]
+    warm = [key[:SPREAD_DIGITS] for key, row in used if row.programs][:_MOST_WARM]
     found: dict[str, Any] = {
         "state": state,
         "why": broken or ("the worker does not answer" if "stuck" in states else ""),
@@ -196,6 +226,7 @@ class MemberServer:
         # the thread that starts a process counts as its parent: this one waits for its end
         threading.Thread(target=self._run, name="jaxd-member", daemon=True).start()
         self._watch = ServerWatch(control_path(self._unix))
+        self._busy = BusyFunctions()
 
     def report(self) -> MemberReport:
         """What it is now."""
@@ -209,6 +240,7 @@ class MemberServer:
         if self.ended.is_set():
             return MemberReport(state="lost", why=f"its server has ended: {self._last_words()}")
         listen = () if view is None else view.server.listen
+        known |= {} if view is None else self._busy.of(view)
         addresses = tuple(map(self._for_clients, filter(may_be_told, listen)))
         return report_of(view, self._watch.last_view, addresses=addresses, **known)
 
@@ -236,6 +268,19 @@ class MemberServer:
         self.ended.wait()
         self._watch.close()
         return True
+
+    def _asked_to_stop(self) -> Mapping[str, Any]:
+        """What the server's host answers that is to stop if clients have no arrays there."""
+        with suppress(OSError, ValueError), socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(_CONTROL_S)
+            sock.connect(control_path(self._unix))
+            sock.sendall(json.dumps({"ask": "stop", "loses_values": False}).encode() + b"\n")
+            try:
+                said: Mapping[str, Any] = json.loads(sock.makefile("rb").readline(MAX_LINE_BYTES))
+            except TimeoutError:
+                return _NOT_NOW
+            return said
+        return _NOT_NOW if self.report().values else {}
 
     def _run(self) -> None:
         try:
@@ -267,21 +312,6 @@ class MemberServer:
         store = ["--store", settings.store or "none"]
         peers = [] if _SEPARATE in settings.arguments else ["--peers", self._peers_file]
         return [*start, *addresses, *store, *peers, *settings.arguments]
-
-        return True
-
-    def _asked_to_stop(self) -> Mapping[str, Any]:
-        """What the server's host answers that is to stop if clients have no arrays there."""
-        with suppress(OSError, ValueError), socket.socket(socket.AF_UNIX) as sock:
-            sock.settimeout(_CONTROL_S)
-            sock.connect(control_path(self._unix))
-            sock.sendall(json.dumps({"ask": "stop", "loses_values": False}).encode() + b"\n")
-            try:
-                said: Mapping[str, Any] = json.loads(sock.makefile("rb").readline(MAX_LINE_BYTES))
-            except TimeoutError:
-                return _NOT_NOW
-            return said
-        return _NOT_NOW if self.report().values else {}
 
     def know(self, addresses: Mapping[str, Sequence[str]]) -> bool:
         """Has the server know the members of the pool, by name with their addresses.
@@ -367,6 +397,7 @@ class StaticServer:
         unix = [each for each in map(Address.parse, addresses) if each.kind == "unix"]
         here = unix and os.path.exists(unix[0].path)
         self._watch = ServerWatch(control_path(unix[0])) if here else None
+        self._busy = BusyFunctions()
 
     def wait_for_load(self, known: int, most_s: float) -> None:
         """Returns when its load is other than one by enough, or after so long."""
@@ -399,6 +430,7 @@ class StaticServer:
             machine=machine_id() or "",
             node=platform.node(),
             version=view.server.version,
+            **self._busy.of(view),
             **known,
         )
 

@@ -18,8 +18,14 @@ from math import ceil
 from typing import Any, Final, Literal
 
 from jaxd_protocol.errors import AuthenticationFailed, ConfigurationError, ProtocolError
-from jaxd_protocol.messages.pool_view import LOAD_SETTLES_S, PoolMember, is_load_news
+from jaxd_protocol.messages.pool_view import (
+    LOAD_SETTLES_S,
+    SPREAD_DIGITS,
+    PoolMember,
+    is_load_news,
+)
 from jaxd_protocol.messages.server_view import read_row, row_dict
+from jaxd_protocol.network.pool_routing import SPREAD_EVERY_S, Busy, Spreads, added_up
 from jaxd_protocol.network.tokens import Seal
 from jaxd_server.pool.settings import MemberSettings, ScalingSettings
 from jaxd_server.runtime.logs import log_event
@@ -49,6 +55,9 @@ class MemberReport:
         load: as of `PoolMember`.
         warm: the first hex digits of keys of functions that it has programs of, those used last
             first; for `jaxd pool status`.
+        busy: those of functions that have calls open there.
+        busy_calls: how many each of these has open on average, in hundredths.
+        busy_us: how long a call of each takes, in microseconds.
         values: arrays of clients that it has.
         value_bytes: bytes of these.
         sessions: clients that it has.
@@ -66,11 +75,29 @@ class MemberReport:
     version: str = ""
     load: int = 0
     warm: tuple[str, ...] = ()
+    busy: tuple[str, ...] = ()
+    busy_calls: tuple[int, ...] = ()
+    busy_us: tuple[int, ...] = ()
     values: int = 0
     value_bytes: int = 0
     sessions: int = 0
     knows: str = ""
     goes_on: bool = False
+
+
+def busy_rows(busy: Mapping[str, Busy]) -> dict[str, tuple[Any, ...]]:
+    """The fields of a report that tell which functions have calls open."""
+    return {
+        "busy": tuple(key[:SPREAD_DIGITS] for key in busy),
+        "busy_calls": tuple(round(100 * each.calls) for each in busy.values()),
+        "busy_us": tuple(max(1, round(1e6 * each.seconds)) for each in busy.values()),
+    }
+
+
+def _busy_in(report: MemberReport) -> dict[str, Busy]:
+    """What `busy_rows` was made of."""
+    rows = zip(report.busy, report.busy_calls, report.busy_us, strict=False)
+    return {key: Busy(calls / 100, max(1, us) / 1e6) for key, calls, us in rows}
 
 
 Peers = Mapping[str, Sequence[str]]
@@ -284,10 +311,11 @@ class MemberTable:
         self._journal.put("pool", "", pool)
         self._entries: dict[str, MemberEntry] = {}
         self._epochs: dict[str, int] = {}  # the last one of each name
-        self._whole_at: dict[
-            str, int
-        ] = {}  # the last change of each that was not of its load alone
-        self._lock = threading.RLock()  # guards both; no I/O under it but the log
+        # the last change of each that was not of its load alone
+        self._whole_at: dict[str, int] = {}
+        self._spreads = Spreads()
+        self._spread_at = clock()
+        self._lock = threading.RLock()  # guards all of these; no I/O under it but the log
 
     # what clients see ---------------------------------------------------------------------------
 
@@ -367,6 +395,20 @@ class MemberTable:
             self._log_change(entry, state, report.why)
             seen = {each: getattr(report, each) for each in _REPORTED}
             self._show(entry, PoolMember(name, epoch=epoch, state=state, **seen))
+            self._spread()
+
+    def _spread(self) -> None:
+        """Adds up, now and then, how many calls each function has open. The lock is held."""
+        if self._clock() - self._spread_at < SPREAD_EVERY_S:
+            return
+        self._spread_at = self._clock()
+        entries = self._entries.values()
+        known = [e.report for e in entries if e.is_known and e.member.state != "lost"]
+        found = self._spreads.update(added_up(map(_busy_in, known)))
+        before = self._journal.sequence
+        self._journal.replace("spreads", found)
+        if self._journal.sequence != before:
+            self.on_news()
 
     def miss(self, name: str, why: str) -> None:
         """A member does not answer."""

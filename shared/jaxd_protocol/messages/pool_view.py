@@ -19,11 +19,11 @@ as there is news, or after `wait_s` seconds (at most `MOST_WAIT_S`) without any;
     {"view": {…}, "source": "…", "more": false}      all that there is: `PoolView.from_dict`
     {"change": {…}, "source": "…", "more": false}    what has changed: `PoolView.patched`
 
-A change without members says that nothing has changed. With `more`, the client asks on at once and
-adds up what it gets. A director that does not know the `source` (it is another one than before)
-answers with a whole view. News are sent at most once in `LOAD_EVERY_S`, all at once, and of a load
-only where it has changed by enough (`is_load_news`); of a member whose load alone is new, nothing
-else is sent.
+A change without members or spreads says that nothing has changed. With `more`, the client asks on
+at once and adds up what it gets. A director that does not know the `source` (it is another one
+than before) answers with a whole view. News are sent at most once in `LOAD_EVERY_S`, all at once,
+and of a load only where it has changed by enough (`is_load_news`); of a member whose load alone is
+new, nothing else is sent.
 
 **Unreachable members.** A client that cannot open a connection to a member asks `POOL_UNREACHABLE`
 with `(name: str, epoch: int, reason: str)`. The answer is JSON,
@@ -68,6 +68,8 @@ STATES: Final = ("starting", "ready", "draining", "lost")
 
 _NAME: Final = re.compile("[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _NAME_LETTERS: Final = 64
+SPREAD_DIGITS: Final = 16
+_SPREAD_KEY: Final = re.compile(f"[0-9a-f]{{{SPREAD_DIGITS}}}")
 _MOST_MEMBERS: Final = 10_000
 _MOST_DEVICES: Final = 1024
 """Of one member: each has a weight of its own for each key."""
@@ -116,16 +118,20 @@ class PoolView:
         pool: its name.
         sequence: rises with each change.
         members: by name.
+        spreads: over how many of its first members a function is spread, by the first
+            `SPREAD_DIGITS` hex digits of its key; all others over one. See `pool_routing`.
     """
 
     pool: str = ""
     sequence: int = 0
     members: Mapping[str, PoolMember] = field(default_factory=dict)
+    spreads: Mapping[str, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON; `from_dict` reads it."""
         members = {name: member.to_dict() for name, member in self.members.items()}
-        return {"pool": self.pool, "sequence": self.sequence, "members": members}
+        head = {"pool": self.pool, "sequence": self.sequence}
+        return {**head, "members": members, "spreads": dict(self.spreads)}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Self:
@@ -150,12 +156,13 @@ class PoolView:
             if type(pool) is not str or type(sequence) is not int or len(pool) > _NAME_LETTERS:
                 raise TypeError("name or number of the view")  # noqa: TRY301  told as others are
             members = _patched(self.members, change.get("members", {}))
+            spreads = _spread(self.spreads, change.get("spreads", {}))
         except (AttributeError, ConfigurationError, TypeError, ValueError) as error:
             raise ProtocolError(
                 f"what the director shows of its pool cannot be read ({error}). Install the same "
                 "jaxd on both sides."
             ) from error
-        return replace(self, pool=pool, sequence=sequence, members=members)
+        return replace(self, pool=pool, sequence=sequence, members=members, spreads=spreads)
 
 
 _STEP: Final = 8
@@ -179,6 +186,16 @@ def _patched(before: Mapping[str, PoolMember], change: Mapping[str, Any]) -> dic
             found[name] = _checked(name, read_row(found.get(name, PoolMember(name)), row))
     if len(found) > _MOST_MEMBERS:
         raise ValueError("too many members")
+    return found
+
+
+def _spread(before: Mapping[str, int], change: Mapping[str, Any]) -> Mapping[str, int]:
+    if not change:
+        return before
+    found = {key: count for key, count in {**before, **change}.items() if count is not None}
+    known = all(_SPREAD_KEY.fullmatch(key) and type(count) is int for key, count in found.items())
+    if not known or len(found) > _MOST_MEMBERS:
+        raise ValueError("what is spread over members")
     return found
 
 

@@ -6,7 +6,9 @@ import json
 import os
 import socket
 import threading
+from collections.abc import Mapping
 from dataclasses import replace
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +23,11 @@ from jaxd_protocol.errors import (
     ProtocolError,
 )
 from jaxd_protocol.messages.pool_view import LOAD_SETTLES_S, PoolView
-from jaxd_protocol.messages.server_view import ServerView, SessionRow, ValueRow
+from jaxd_protocol.messages.server_view import FunctionRow, ServerView, SessionRow, ValueRow
 from jaxd_protocol.network.local_server import control_path
+from jaxd_protocol.network.pool_routing import SPREAD, SPREAD_EVERY_S, Busy
 from jaxd_protocol.network.tokens import Seal
-from jaxd_server.pool.member_server import MemberServer, ServerWatch, report_of
+from jaxd_server.pool.member_server import BusyFunctions, MemberServer, ServerWatch, report_of
 from jaxd_server.pool.members import (
     SILENT_S,
     DirectorEnd,
@@ -32,6 +35,7 @@ from jaxd_server.pool.members import (
     MemberReport,
     MemberTable,
     Order,
+    busy_rows,
 )
 from jaxd_server.pool.settings import MemberSettings
 from tests.server.staging import until
@@ -320,6 +324,43 @@ def test_of_a_member_with_another_load_nothing_else_is_sent(table: MemberTable) 
     table.hear("m1", replace(READY, load=9, node="n2"))
     assert table.news(news.sequence, news.source).change["members"]["m1"]["node"] == "n2"
     assert table.news(known.sequence, known.source).change["members"]["m1"]["node"] == "n2"
+
+
+def test_a_function_with_many_open_calls_is_spread(table: MemberTable, clock: Clock) -> None:
+    """Of all members together; once a second, and no more when they have gone."""
+    table.expect("m2", "1.0")
+    busy = replace(READY, **busy_rows({"ab" * 32: Busy(3.0, 0.01), "cd" * 32: Busy(0.2, 0.01)}))
+    table.hear("m1", busy)
+    table.hear("m2", replace(busy, instance="i2"))
+    assert seen(table).spreads == {}
+    known, told = table.news(0, ""), list[None]()
+    table.on_news = lambda: told.append(None)
+    clock.now += SPREAD_EVERY_S
+    table.hear("m1", busy)
+    assert seen(table).spreads == {"ab" * 8: ceil(SPREAD * 5.99)}
+    assert len(told) == 1
+    change = table.news(known.sequence, known.source).change
+    assert PoolView.from_dict(known.change).patched(change).spreads == seen(table).spreads
+    for name, instance in (("m1", "i1"), ("m2", "i2")) * 20:
+        clock.now += SPREAD_EVERY_S
+        table.hear(name, replace(READY, instance=instance))
+    assert seen(table).spreads == {}
+
+
+def test_a_member_says_which_functions_have_its_calls_open() -> None:
+    """By the time that their calls have taken since a second ago."""
+    clock, key = Clock(), "ab" * 32
+    busy = BusyFunctions(clock)
+
+    def saw(hits: int, run_s: float) -> Mapping[str, Any]:
+        clock.now += SPREAD_EVERY_S
+        return busy.of(ServerView(functions={key: FunctionRow(hits=hits, run_s=run_s)}))
+
+    assert saw(100, 50.0) == busy_rows({})
+    found = saw(110, 51.5)
+    assert found == {"busy": (key[:16],), "busy_calls": (150,), "busy_us": (150_000,)}
+    assert busy.of(ServerView()) == found  # until a second has passed
+    assert report_of(ServerView(), ServerView(), **found).busy == (key[:16],)
 
 
 def test_a_change_that_is_being_made_is_not_lost(

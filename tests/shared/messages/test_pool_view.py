@@ -30,7 +30,7 @@ def _view(**members: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_view_is_the_same_after_json() -> None:
     """A view comes back equal from what it is sent as."""
-    view = PoolView("lab", 7, {"m1": _MEMBER})
+    view = PoolView("lab", 7, {"m1": _MEMBER}, {"ab" * 8: 3})
     assert PoolView.from_dict(json.loads(json.dumps(view.to_dict()))) == view
 
 
@@ -43,6 +43,15 @@ def test_a_change_has_only_the_members_that_changed() -> None:
     assert after.members["m1"].load == 0
     assert after.members["m1"].addresses == _MEMBER.addresses
     assert set(before.members) == {"m1", "m2"}
+
+
+def test_a_change_has_only_the_functions_that_are_spread_otherwise() -> None:
+    """The others stay as they are, and so do the members."""
+    before = PoolView("lab", 7, {"m1": _MEMBER}, {"ab" * 8: 3, "cd" * 8: 2})
+    after = before.patched({"sequence": 8, "spreads": {"ab" * 8: None, "ef" * 8: 9}})
+    assert after.spreads == {"cd" * 8: 2, "ef" * 8: 9}
+    assert after.members == before.members
+    assert after.patched({"sequence": 9}).spreads == after.spreads
 
 
 def test_fields_of_a_newer_director_are_left_out() -> None:
@@ -65,6 +74,11 @@ def test_each_state_is_read(state: str) -> None:
         {"pool": "x" * 65},
         {"sequence": "1"},
         {"sequence": True},
+        {"spreads": {"ab" * 8: "3"}},
+        {"spreads": {"ab" * 8: True}},
+        {"spreads": {"AB" * 8: 3}},
+        {"spreads": {"ab" * 9: 3}},
+        {"spreads": ["ab" * 8]},
         {"members": ["m1"]},
         {"members": {"m1": 5}},
         _view(m1={"name": "m2"}),

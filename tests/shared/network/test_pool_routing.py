@@ -12,7 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxd_protocol.network.pool_routing import BOUND, choose, ranked
+from jaxd_protocol.network.pool_routing import (
+    BOUND,
+    SPREAD,
+    Busy,
+    FunctionLoads,
+    Spreads,
+    added_up,
+    choose,
+    draw,
+    ranked,
+)
 
 _KEYS = [number.to_bytes(32, "big") for number in range(2000)]
 
@@ -165,6 +175,93 @@ def test_a_total_that_lags_behind_leaves_the_least_loaded() -> None:
     loads = {"a": 9, "b": 8, "c": 20}
     assert choose(["a", "b", "c"], loads, total_load=0) == "b"
     assert choose(["a", "b", "c"], loads, total_load=0, devices={"c": 4}) == "c"
+
+
+@given(_NAMES, st.integers(2, 14), st.integers(0, 1000))
+@settings(max_examples=50, deadline=None)
+def test_a_key_that_is_spread_is_on_its_first_members_by_chance(
+    names: list[str], spread: int, seed: int
+) -> None:
+    """And on no other below their limits; clients that see the same loads choose different ones."""
+    order, chance = ranked(b"hot", names), Random(seed).random
+    draws = [draw(order, spread, chance) for _ in range(400)]
+    found = Counter(choose(order, {}, drawn=each) for each in draws)
+    assert found.keys() == set(order[:spread])
+    assert max(found.values()) < 400 / min(spread, len(names)) + 100
+
+
+def test_of_the_members_of_a_spread_key_the_less_loaded_one_is_chosen() -> None:
+    """By its devices, of two by chance; where both have reached their limits, as of any key."""
+    order, ab = ["a", "b", "c", "d"], ("a", "b")
+
+    def chosen(**loads: int) -> str:
+        return choose(order, loads, 1.25, drawn=ab, devices={"a": 2})
+
+    assert chosen(a=3, b=2, c=2, d=2) == "a"
+    assert chosen(a=9, b=1, c=2, d=2) == "b"
+    assert chosen(a=40, b=20, c=1, d=1) == "c"
+    assert draw(order, 1) == ()
+    assert draw(order, 2, iter([0.0, 0.5]).__next__) == ab
+
+
+def busy(calls: float, seconds: float = 0.01) -> Busy:
+    """Calls of a function, short ones."""
+    return Busy(calls, seconds)
+
+
+def test_a_function_is_spread_at_once_and_drawn_together_after_a_while() -> None:
+    """Over a few more members than it has open calls; small changes move nothing."""
+    spreads = Spreads()
+    assert spreads.update({"cold": busy(0.3), "hot": busy(4.2)}) == {"hot": ceil(SPREAD * 4.19)}
+    assert spreads.update({"hot": busy(4.0)}) == {"hot": ceil(SPREAD * 4.19)}
+    assert spreads.update({"hot": busy(8.0)}) == {"hot": ceil(SPREAD * 7.99)}
+    seen = [spreads.update({}).get("hot", 1) for _ in range(20)]
+    assert seen[0] == ceil(SPREAD * 7.99)
+    assert seen == sorted(seen, reverse=True)
+    assert seen[-1] == 1
+    assert Spreads(0.0).update({"hot": busy(8.0)}) == {}
+
+
+@pytest.mark.parametrize("seconds", [0.001, 0.3, 0.9, 1.7, 30.0])
+@pytest.mark.parametrize("callers", [1, 8])
+def test_what_one_client_calls_in_turn_is_not_spread(seconds: float, callers: int) -> None:
+    """However long a call takes, and whenever it ends; of what many call, only what is short."""
+    loads, spreads, ended, spent = FunctionLoads(), Spreads(), 0, 0.0
+    seen = set[int]()
+    for second in range(120):
+        while (ended // callers + 1) * seconds + 0.01 <= second:
+            ended, spent = ended + 1, spent + seconds
+        found = loads.update(float(second), {"f": (ended, spent)})
+        seen.add(spreads.update(added_up([found])).get("f", 1))
+    assert (max(seen) > 1) is (callers > 1 and seconds < 2.0)
+
+
+def test_a_function_counts_by_its_calls_that_have_ended() -> None:
+    """What a member counted before it was looked at first does not, nor what is long ago."""
+    loads = FunctionLoads()
+    assert loads.update(0.0, {"f": (10, 5.0), "g": (1, 1.0)}) == {}
+    assert loads.update(2.0, {"f": (30, 8.0), "g": (1, 1.0)}) == {"f": Busy(1.5, 0.15)}
+    assert loads.update(3.0, {"f": (30, 8.0), "h": (9, 9.0)}) == {"f": Busy(1.5, 0.15)}
+    assert loads.update(12.5, {"f": (30, 8.0)}) == {}
+    assert loads.update(22.0, {"f": (34, 18.0)}) == {"f": Busy(0.5, 2.5)}
+    assert loads.update(23.0, {"f": (1, 0.1)}) == {}  # another worker
+    assert loads.update(24.0, {"f": (2, 0.6)}) == {"f": Busy(0.5, 0.5)}
+
+
+def test_calls_on_several_members_add_up() -> None:
+    """And take as long as one of them does on average."""
+    one, other = {"f": Busy(2.0, 0.1), "g": Busy(1.0, 1.0)}, {"f": Busy(1.0, 0.1)}
+    assert added_up([one, other]) == {"f": Busy(3.0, 0.1), "g": Busy(1.0, 1.0)}
+    assert added_up([{"f": Busy(1.0, 1.0)}, {"f": Busy(1.0, 0.25)}]) == {"f": Busy(2.0, 0.4)}
+
+
+def test_the_functions_that_are_spread_are_bounded() -> None:
+    """Those with the most open calls are."""
+    spreads = Spreads()
+    found = spreads.update({str(number): busy(2.0 + number) for number in range(2000)})
+    assert len(found) == 512
+    assert "1999" in found
+    assert "0" not in found
 
 
 def test_a_pool_without_members_says_what_to_look_at() -> None:
