@@ -35,7 +35,7 @@ from jaxd_protocol.pytree import Leaf, TreeEncoder
 from tests.end_to_end.gates import Gate, advice
 from tests.end_to_end.several_devices import EIGHT, X, spread_out
 from tests.end_to_end.steps import kill
-from tests.live_server import LiveServer
+from tests.live_server import TOKEN, LiveServer
 from tests.server.in_process import InProcessServer
 from tests.server.staging import until
 
@@ -942,3 +942,115 @@ def test_a_sharded_state_has_snapshots_shard_by_shard(
             expected = (expected / 2 + 1) * 2
         np.testing.assert_array_equal(state["w"], np.full(X.size, expected))
         assert state["k"].dtype == jax.random.wrap_key_data(key).dtype
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("many_snapshots")
+def test_snapshots_of_a_client_on_another_machine_stay_with_the_host(
+    start_live: Callable[..., LiveServer],
+) -> None:
+    """The state does not travel, neither for a snapshot nor after the death of a worker."""
+    server = start_live()
+    moved = list[int]()
+    with connect(server.tcp, token=TOKEN) as client:
+
+        def end_worker() -> None:
+            moved.append(client.statistics().bytes_sent)
+            kill(server)
+
+        deaths = {5: end_worker, 9: end_worker}
+        found = loop(client.persistent_call, DONATING, deaths)
+        moved.append(client.statistics().bytes_received)
+    assert_equal(found, loop(jax.jit, DONATING, {}))
+    assert max(moved) < LARGE * 4
+
+
+OPEN: Final = {"allow_unauthenticated_loopback": True, "session_grace_s": 0.0}
+"""Over TCP without a token; and no session is kept without a connection."""
+
+
+@pytest.mark.usefixtures("many_snapshots")
+def test_what_the_server_keeps_of_a_client_goes_with_it(tmp_path: Path) -> None:
+    """One snapshot takes the place of the one before, and the exit of the process removes all."""
+    server = InProcessServer(snapshot_dir=str(tmp_path), **OPEN)
+    with connect(f"{server.tcp}?insecure=1") as client:
+        session = client.caller.session
+        train, state = client.persistent_call(step, donate_argnums=0), start()
+        for _ in range(STEPS):
+            state, _loss = train(state, np.ones(4, np.float32))
+        state["w"].block_until_ready()
+        until(lambda: 1 <= len([*tmp_path.iterdir()]) <= 3)
+        assert 0 < client.kept().snapshot_bytes < 4 * 2 * 4 * LARGE
+        session.connection().shut()  # the session is given up, and made again
+        until(lambda: not len(server.parts.values))
+        assert float(train(state, np.ones(4, np.float32))[0]["n"]) == STEPS + 1
+        session.notify_exit()
+        until(lambda: not [*tmp_path.iterdir()])
+    server.close()
+
+
+@pytest.mark.usefixtures("many_snapshots")
+def test_what_the_server_has_no_room_for_is_kept_by_the_client(tmp_path: Path) -> None:
+    """As by a server that keeps no snapshots."""
+    server = InProcessServer(snapshot_dir=str(tmp_path), snapshot_bytes=1000, **OPEN)
+    with connect(f"{server.tcp}?insecure=1") as client:
+        train, state = client.persistent_call(step, donate_argnums=0), start()
+        for _ in range(STEPS):
+            state, _loss = train(state, np.ones(4, np.float32))
+        state["w"].block_until_ready()
+        assert client.kept().calls == 1
+        assert not [*tmp_path.iterdir()]
+        client.caller.session.connection().shut()
+        until(lambda: not len(server.parts.values))
+        assert float(state["n"]) == STEPS
+    server.close()
+
+
+@pytest.mark.parametrize("limit", ["600", "0"])
+def test_calls_that_ran_for_too_long_are_not_made_again(
+    monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    """The server says how long they ran; the error names the limit, and nothing is kept."""
+    monkeypatch.setenv("JAXD_LINEAGE_S", limit)
+    server = InProcessServer(session_grace_s=0.0)
+    with server.client() as client:
+        double = client.persistent_call(doubled, results="remote")
+        held = [double(np.ones(LARGE, np.float32))]
+        held.append(double(held[0]))
+        held[1].block_until_ready()
+        kept = client.kept()
+        assert kept.limit_seconds == float(limit)
+        assert (kept.call_seconds > 0.0) is (limit == "600")
+        assert kept.call_bytes == (4 * LARGE if limit == "600" else 0)
+        client.caller.session.connection().shut()
+        until(lambda: not len(server.parts.values))
+        for number, each in enumerate(held):
+            if limit == "600":
+                assert float(each[0]) == 2.0 ** (number + 1)
+            else:
+                with pytest.raises(ValuesLost, match=r"ran for more than 0 s \(JAXD_LINEAGE_S\)"):
+                    np.asarray(each)
+    server.close()
+
+
+@pytest.mark.usefixtures("many_snapshots")
+def test_a_snapshot_takes_the_place_of_calls_that_ran_for_too_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is taken before the next call, whatever the interval."""
+    monkeypatch.setenv("JAXD_SNAPSHOT_S", "3600")
+    monkeypatch.setenv("JAXD_LINEAGE_S", "0")
+    server = InProcessServer(session_grace_s=0.0)
+    with server.client() as client:
+        double = client.persistent_call(doubled, donate_argnums=0, results="remote")
+        state = np.ones(LARGE, np.float32)
+        for _ in range(4):
+            state = double(state)
+        recovery = client.caller.session.values().recovery
+        assert recovery is not None
+        assert recovery().snapshots.last is not None
+    server.close()
+
+
+def doubled(x: Any) -> Any:
+    return x * 2

@@ -314,6 +314,7 @@ class InProcessServer:
             "slots": self.options.slots,
             "max_frame_bytes": self.options.max_frame_bytes,
             "accept": self.options.accept,
+            "keeps_snapshots": self.parts.values.snapshots is not None,
         }
 
     def report(self, what: str, principal: str) -> dict[str, Any]:

@@ -126,7 +126,8 @@ class Client:
         found = [each.recovery().report() for each in session.stores if each.recovery is not None]
         if not found:
             keeps_calls = bool(settings.snapshot_s)
-            return Kept(True, settings.snapshot_bytes, keeps_calls=keeps_calls)
+            most, max_s = settings.snapshot_bytes, settings.lineage_s
+            return Kept(True, most, keeps_calls=keeps_calls, limit_seconds=max_s)
         return Kept.together(found)
 
     def close(self) -> None:

@@ -24,6 +24,9 @@ Fallbacks = Literal["local", "error"]
 MAX_SNAPSHOT_BYTES = 1 << 30
 """By default no process keeps more than this to make its arrays again."""
 
+MAX_LINEAGE_S = 600.0
+"""By default arrays whose calls ran longer are not made again; snapshots are closer together."""
+
 Places = Literal["server", "here", "auto"]
 """Where calls run once their program is known; see docs/place.md."""
 
@@ -35,6 +38,7 @@ _CONFIG_TYPES: Mapping[str, type] = {
     "compress": bool,
     "device": int,
     "fallback": str,
+    "lineage_s": int,
     "place": str,
     "snapshot_bytes": int,
     "snapshot_s": int,
@@ -60,10 +64,12 @@ class RecoverySettings(NamedTuple):
         interval_s: seconds between two snapshots; 0: nothing is made again; None: nothing is kept
             for it, and arrays are made again of what this process has all the same.
         max_bytes: the most that is kept in this process, arguments of calls included.
+        max_s: arrays are not made again whose calls, one after the other, ran longer than this.
     """
 
     interval_s: float | None
     max_bytes: int
+    max_s: float = MAX_LINEAGE_S
 
     @property
     def keeps_calls(self) -> bool:
@@ -93,7 +99,7 @@ class Settings:
             `jaxd.tracing.here`.
         store: the store whose programs run in this process, which has no server; None: there is
             none, see `jaxd.tracing.from_store`.
-        snapshot_bytes, snapshot_s: see `RecoverySettings`.
+        snapshot_bytes, snapshot_s, lineage_s: see `RecoverySettings`.
     """
 
     default_place: ClassVar[Places] = "server"
@@ -106,6 +112,7 @@ class Settings:
         "device",
         "fallback",
         "inline",
+        "lineage_s",
         "place",
         "server",
         "snapshot_bytes",
@@ -132,6 +139,7 @@ class Settings:
         snapshot_s: float | None = None,
         snapshot_bytes: int = MAX_SNAPSHOT_BYTES,
         store: str | None = None,
+        lineage_s: float = MAX_LINEAGE_S,
     ) -> None:
         self.server = server
         self.token = token
@@ -147,6 +155,7 @@ class Settings:
         self.snapshot_s = snapshot_s
         self.snapshot_bytes = snapshot_bytes
         self.store = store
+        self.lineage_s = lineage_s
 
     @property
     def retraces(self) -> bool:
@@ -226,6 +235,7 @@ class Settings:
                     "JAXD_SNAPSHOT_BYTES", file.get("snapshot_bytes", _default_snapshot_bytes())
                 )
             ),
+            lineage_s=_parse_number("JAXD_LINEAGE_S", file.get("lineage_s", MAX_LINEAGE_S)),
         )
 
     def __repr__(self) -> str:

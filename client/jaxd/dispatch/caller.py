@@ -25,6 +25,7 @@ from jaxd.results.reader import (
     InlineLeaves,
     ResultsAs,
     check_reply,
+    run_seconds,
     unreadable_reply_error,
 )
 from jaxd_protocol.errors import (
@@ -124,6 +125,7 @@ class Caller:
             (args, kwargs) if spec.snapshot.takes_arguments else None,
             fallback=fallback,
             origin=callback_origin() if running_callbacks else None,
+            is_timed=stay is not None and (self.settings.snapshot_s or 0.0) > 0.0,
         )
 
     @property
@@ -687,10 +689,10 @@ class OpenCall:
             # what it has called back may have changed the arrays of its caller
             may_have_changed = call.buffers and (self.may_have_changed or self.has_called_back)
             lineage = self._lineage
-            if lineage is not None:
-                lineage.settle()
-            elif not may_have_changed:
+            if lineage is None and not may_have_changed:
                 lineage = calls.lineage_of(call, self._effects)
+            if lineage is not None:
+                lineage.settle(run_seconds(value))
             home, session = InlineLeaves.of(value, buffers), self.opened.connection.session
             return calls.read(call, value[1], home, lineage=lineage, session=session)
         with snapshot.pickling_context():

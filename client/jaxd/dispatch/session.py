@@ -204,6 +204,7 @@ class Session:
                 self.saving.finish()
             if self.keeps_use:
                 self.use()
+            self.store.unhold()
             self.notify(self.store, "bye")
 
     def connection(self) -> ClientConnection:
@@ -374,6 +375,7 @@ class Session:
             else:
                 self.store = self._replace_store(welcome["session"], self.address, connection)
         self.store.takes_data = welcome.get("devices", 1) == 1
+        self.store.keeps_snapshots = welcome.get("keeps_snapshots", False) and not self.member
         self._grace_s = _seconds_in(welcome.get("session_grace_s"))
         self.window = threading.BoundedSemaphore(int(welcome["slots"]))
         self.accepts = welcome.get("accept", "code")
@@ -401,7 +403,8 @@ class Session:
             self._notifies_exit = True
             _skip_last_collections_at_exit()
             atexit.register(_notify_exit, weakref.ref(self))
-        kept = RecoverySettings(self.settings.snapshot_s, self.settings.snapshot_bytes)
+        of = self.settings
+        kept = RecoverySettings(of.snapshot_s, of.snapshot_bytes, of.lineage_s)
         return RemoteStore(
             self,
             address,

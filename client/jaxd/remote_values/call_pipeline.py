@@ -30,7 +30,7 @@ from jaxd.remote_values.lineage import (
 )
 from jaxd.request.call_request import callback_origin, running_callbacks
 from jaxd.results.exceptions import exception_of
-from jaxd.results.reader import InlineLeaves
+from jaxd.results.reader import InlineLeaves, run_seconds
 from jaxd_protocol.base.process import start_thread
 from jaxd_protocol.errors import (
     Busy,
@@ -346,7 +346,7 @@ class PipelinedCall:
                 transfer.release(reply)
             self.call = self.call.without_data()
             if self.lineage is not None:
-                self.lineage.settle()
+                self.lineage.settle(0.0 if reply is None else run_seconds(reply))
             if self._is_read or error is not None:
                 self.lineage = None  # which holds data, and this is in cycles of references
             self.done = True

@@ -42,6 +42,11 @@ ANSWERS_OBSTACLE: Final = "their call has called back functions that returned mo
 """Why arrays cannot be made again; the end of a sentence."""
 
 
+def too_long_obstacle(max_s: float) -> str:
+    """Why arrays cannot be made again whose calls took long; the end of a sentence."""
+    return f"their calls, one after the other, ran for more than {max_s:g} s (JAXD_LINEAGE_S)"
+
+
 class WholeData(CallData, Protocol):
     """The arrays of a message, with those in it."""
 
@@ -79,6 +84,9 @@ class RestoreLink(Protocol):
             asked: path, what it has to be like, its token, and perhaps the ids of its arrays.
         """
 
+    def held(self, secret: str, place: int, ids: bytes) -> Sequence[Leaf]:
+        """Has a snapshot that the server keeps read again, under these ids; as `call`."""
+
 
 class ArgumentSource(NamedTuple):
     """Consecutive arguments of a call that are arrays on the server, and their lineage.
@@ -111,6 +119,8 @@ class Lineage:
     Attributes:
         sources: the arrays on the server that it needs.
         depth: how many calls, one after the other, make them.
+        run_s: how long the call ran that has made them; 0.0 where none did, or that is not known.
+        seconds: how long the calls ran, one after the other, that make them.
         nbytes: how much data is held for it.
         obstacle: why it cannot be made again; empty: it can.
         is_copy: whether it is a copy of arrays, and no way to compute them.
@@ -120,6 +130,8 @@ class Lineage:
     __slots__ = ("number", "on_gone")
     sources: Sequence[ArgumentSource] = ()
     depth = 0
+    run_s = 0.0
+    seconds = 0.0
     nbytes = 0
     obstacle = ""
     is_copy = False
@@ -145,8 +157,12 @@ class Lineage:
         """Whether it makes all of these, by their numbers among the results."""
         return True
 
-    def settle(self) -> None:
-        """The call is over. Where its results cannot be made again, nothing is kept for that."""
+    def settle(self, run_s: float = 0.0) -> None:
+        """The call is over. Where its results cannot be made again, nothing is kept for that.
+
+        Args:
+            run_s: how long it ran.
+        """
 
     def make(self, link: RestoreLink) -> Sequence[Leaf]:
         """Makes the results again; their shapes and dtypes.
@@ -300,12 +316,12 @@ class PartLineage(Lineage):
         index: of the part.
     """
 
-    __slots__ = ("_index", "depth", "sources")
+    __slots__ = ("_index", "depth", "seconds", "sources")
 
     def __init__(self, number: int, whole: Lineage, leaf: int, index: tuple[Any, ...]) -> None:
         super().__init__(number)
         self.sources = (ArgumentSource(0, whole, leaf, range(leaf, leaf + 1)),)
-        self.depth = whole.depth + 1
+        self.depth, self.seconds = whole.depth + 1, whole.seconds
         self._index = index
 
     def make(self, link: RestoreLink) -> Sequence[Leaf]:
@@ -369,6 +385,28 @@ class SavedLineage(Lineage):
         return link.restore(self.number, self._path, "", self._token, ids)
 
 
+class HeldLineage(SavedLineage):
+    """Of arrays of which the server keeps a snapshot that outlives its worker.
+
+    Args:
+        number: of the call that made them.
+        leaves: shapes and dtypes of those in the snapshot, by number among its results.
+        secret: by which the server knows whose it is.
+        place: its number among those.
+    """
+
+    __slots__ = ("_place",)
+
+    def __init__(self, number: int, leaves: Mapping[int, Leaf], secret: str, place: int) -> None:
+        super().__init__(number, leaves, "", secret)
+        self._place = place
+
+    def make(self, link: RestoreLink) -> Sequence[Leaf]:
+        """Has it read again."""
+        first = first_value_id(self.number)
+        return link.held(self._token, self._place, pack_ids(first + i for i in self._leaves))
+
+
 class CallLineage(Lineage):
     """Of what a call returned.
 
@@ -376,12 +414,20 @@ class CallLineage(Lineage):
         call: the request; its data does not change any more.
         sources: its arguments on the server.
         effects: those that it has had so far; they are not repeated.
+        max_s: it is not made again where the calls for that ran longer, one after the other.
     """
 
-    __slots__ = ("_obstacle", "call", "depth", "effects", "nbytes", "sources")
+    __slots__ = (
+        *("_max_s", "_obstacle", "call", "depth", "effects", "nbytes", "run_s", "seconds"),
+        "sources",
+    )
 
     def __init__(
-        self, call: CallRequest, sources: Sequence[ArgumentSource], effects: CallEffects
+        self,
+        call: CallRequest,
+        sources: Sequence[ArgumentSource],
+        effects: CallEffects,
+        max_s: float,
     ) -> None:
         assert call.result_policy is not None
         super().__init__(call.result_policy.number)
@@ -389,6 +435,8 @@ class CallLineage(Lineage):
         self.call = call._replace(values=rows, timeout_s=None)
         self.sources, self.effects, self._obstacle = sources, effects, ""
         self.depth = 1 + max((each.lineage.depth for each in sources), default=0)
+        self._max_s = max_s
+        self.run_s = self.seconds = 0.0
         self.nbytes = sum(map(len, call.buffers)) + len(call.blob)
 
     @property
@@ -396,11 +444,14 @@ class CallLineage(Lineage):
         """As of any lineage."""
         return self._obstacle if self.effects.are_recorded else ANSWERS_OBSTACLE
 
-    def settle(self) -> None:
+    def settle(self, run_s: float = 0.0) -> None:
         """As of any lineage; calls that it depends on were over before it."""
         found = [self, *(each.lineage for each in self.sources)]
+        self.run_s, self.seconds = run_s, run_s + max(each.seconds for each in found)
         calls = (each for each in found if isinstance(each, CallLineage))
         self._obstacle = next((each.obstacle for each in calls if each.obstacle), "")
+        if self.seconds > self._max_s:
+            self._obstacle = self._obstacle or too_long_obstacle(self._max_s)
         if self._obstacle:
             self.call, self.sources = self.call.without_data(), ()
             self.release_room()

@@ -85,7 +85,7 @@ _MOST_REASONS: Final = 5
 _MAX_REASON: Final = 200
 _TOLD: Final = (
     *("limit_bytes", "call_bytes", "snapshot_bytes", "snapshot_age_s", "snapshot_seconds"),
-    *("stopped", "calls", "lost_with_worker"),
+    *("stopped", "calls", "call_seconds", "limit_seconds", "lost_with_worker"),
 )
 """What `jaxd values` shows."""
 
@@ -120,6 +120,8 @@ class Kept(NamedTuple):
             the most.
         lost_with_worker: why arrays cannot be made again, with how many bytes of arrays.
         keeps_calls: whether calls are kept and snapshots taken, which `JAXD_SNAPSHOT_S` asks for.
+        call_seconds: how long the calls ran that would be made again, all together.
+        limit_seconds: arrays are not made again whose calls, one after the other, ran longer.
     """
 
     is_on: bool = False
@@ -132,13 +134,16 @@ class Kept(NamedTuple):
     calls: int = 0
     lost_with_worker: dict[str, int] = {}  # noqa: RUF012  nobody changes it
     keeps_calls: bool = False
+    call_seconds: float = 0.0
+    limit_seconds: float = 0.0
 
     @classmethod
     def together(cls, found: Sequence[Kept]) -> Kept:
         """Of several servers, such as the members of a pool: bytes and limits are added up.
 
         Args:
-            found: what is kept for each, one at least; of ages and calls the largest counts.
+            found: what is kept for each, one at least; of ages, calls and their time the largest
+                counts.
         """
         if len(found) == 1:
             return found[0]
@@ -155,6 +160,8 @@ class Kept(NamedTuple):
             calls=max(each.calls for each in found),
             lost_with_worker=dict(lost),
             keeps_calls=any(each.keeps_calls for each in found),
+            call_seconds=max(each.call_seconds for each in found),
+            limit_seconds=max(each.limit_seconds for each in found),
         )
 
 
@@ -181,6 +188,7 @@ class Recovery:
         self.snapshots = Snapshots(store, settings, clock, self._tell)
         self._kept = self.snapshots.kept
         self._keeps_calls = settings.keeps_calls
+        self._max_s = settings.max_s
         self._store = store
         self._router = router
 
@@ -218,7 +226,7 @@ class Recovery:
             buffers=stable_buffers(call, transfer), sources={}, leaf_headers={}, origin=None
         )
         effects.keep_in(self._kept)
-        lineage = CallLineage(kept, sources, effects)
+        lineage = CallLineage(kept, sources, effects, self._max_s)
         self._kept.free_with(lineage)
         return lineage
 
@@ -241,6 +249,8 @@ class Recovery:
             function.code  # noqa: B018  kept by the snapshot
         except PackingError:
             return f"the code of {function.name} cannot travel to another worker"
+        if max((each.lineage.seconds for each in sources), default=0.0) > self._max_s / 2:
+            self.snapshots.make_due()  # before it is too late
         if max((each.lineage.depth for each in sources), default=0) >= MAX_DEPTH:
             return f"that would take more than {MAX_DEPTH:,} calls"
         return ""
@@ -291,6 +301,8 @@ class Recovery:
             calls=max((step.lineage.depth for step in steps if step.lineage), default=0),
             lost_with_worker={why: nbytes for why, nbytes in lost.items() if nbytes},
             keeps_calls=self._keeps_calls,
+            call_seconds=sum(step.lineage.run_s for step in steps if step.lineage),
+            limit_seconds=self._max_s,
         )
 
     def _tell(self) -> None:
@@ -606,17 +618,21 @@ class _Link:
 
     def part(self, number: int, whole: int, index: tuple[Any, ...]) -> Sequence[Leaf]:
         """Takes a part of an array again."""
-        message = whole, index, -1, number
-        return specs_in(
-            self._when_free(lambda: _skeleton_in(self._connection.request("part", message)[0]))
-        )
+        return self._made_by("part", whole, index, -1, number)
 
     def restore(self, number: int, *asked: Any) -> Sequence[Leaf]:
         """Has a checkpoint read again."""
         path, like, *rest = asked
-        message = path, like, number, *rest
+        return self._made_by("restore", path, like, number, *rest)
+
+    def held(self, secret: str, place: int, ids: bytes) -> Sequence[Leaf]:
+        """Has a snapshot of the server read again."""
+        return self._made_by("held", secret, place, ids)
+
+    def _made_by(self, verb: str, *message: Any) -> Sequence[Leaf]:
+        """What a request makes that sends no data."""
         return specs_in(
-            self._when_free(lambda: _skeleton_in(self._connection.request("restore", message)[0]))
+            self._when_free(lambda: _skeleton_in(self._connection.request(verb, message)[0]))
         )
 
     def drop(self, ids: Sequence[range]) -> None:

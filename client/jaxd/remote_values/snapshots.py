@@ -1,20 +1,17 @@
 """Snapshots: copies of a session's arrays, made from time to time, which outlive its worker.
 
-In this process; or where the server has several devices, in a folder of this process, into which
-the worker writes them shard by shard. And how many bytes are kept, in all, so that arrays can be
-made again.
+In this process; for a server on another machine, there; and where the server has several devices,
+in a folder of this process, into which the worker writes them shard by shard. And how many bytes
+are kept, in all, so that arrays can be made again.
 """
 
 from __future__ import annotations
 
-import atexit
-import glob
 import itertools
 import math
 import os
 import secrets
 import shutil
-import tempfile
 import threading
 import time
 from collections import deque
@@ -24,14 +21,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
 from jaxd.remote_values.lineage import (
+    HeldLineage,
     Lineage,
     PutLineage,
     SavedLineage,
     Snapshot,
     saved_name,
 )
-from jaxd_protocol.errors import ConfigurationError, NotPermitted
-from jaxd_protocol.messages.data_locations import call_number_of
+from jaxd_protocol.base.process import Lazy, OwnFolder
+from jaxd_protocol.errors import ConfigurationError, LimitExceeded, NotPermitted
+from jaxd_protocol.messages.data_locations import INLINE_RESULT_BYTES, call_number_of
 from jaxd_protocol.packages.installed import warn_user
 from jaxd_protocol.pytree import Leaf
 
@@ -78,6 +77,16 @@ class RecoverableStore(Protocol):
 
     def write(self, arrays: Mapping[str, RemoteArray], path: str, token: str) -> None:
         """Has the worker write arrays that are computed, by name, into a new folder."""
+
+    @property
+    def has_them_held(self) -> bool:
+        """Whether the server keeps snapshots, and data would have to travel to be kept here."""
+
+    def hold(self, arrays: Sequence[RemoteArray], number: int) -> str:
+        """Has the server keep a snapshot of arrays that are computed; the secret of it."""
+
+    def unhold(self, *numbers: int) -> None:
+        """Tells the server which snapshots can go; all where no number is given."""
 
     def tell_kept(self, text: str) -> None:
         """Tells the server what is kept, for `jaxd values`."""
@@ -185,6 +194,8 @@ class Snapshots:
         self.stopped = ""
         self._store = store
         self._folder = SnapshotFolder()
+        self._places = itertools.count()
+        self._gone: deque[int] = deque()  # appended to during garbage collection
         self._interval_s = settings.interval_s or math.inf
         self._clock = clock
         self._on_end = on_end
@@ -263,7 +274,10 @@ class Snapshots:
                 )
                 return
             number = call_number_of(batch.first)
-            if self._store.takes_data:
+            held = self._held(number, arrays)
+            if held is not None:
+                batch.lineage = held
+            elif self._store.takes_data:
                 data = dict(_data_of(arrays, self._store))
                 batch.lineage = self.kept.hold(Snapshot(number, data))
             elif sizes[id(batch)]:
@@ -290,6 +304,32 @@ class Snapshots:
         saved.on_gone = partial(self._folder.discard, path, saved.on_gone)
         return saved
 
+    def _held(self, number: int, arrays: Sequence[RemoteArray]) -> Lineage | None:
+        """The lineage of arrays that the server keeps; None where they are to be kept here."""
+        if not self._store.has_them_held:
+            return None
+        absent = [each.nbytes for each in arrays if self._store.data_here(each) is None]
+        if sum(absent) <= INLINE_RESULT_BYTES:
+            return None
+        with suppress(IndexError):
+            while True:
+                self._store.unhold(self._gone.popleft())
+        place = next(self._places)
+        try:
+            secret = self._store.hold(arrays, place)
+        except LimitExceeded:  # it has no room
+            return None
+        leaves = {each.number: each.leaf for each in arrays}
+        held = self.kept.hold(HeldLineage(number, leaves, secret, place))
+        held.on_gone = partial(self._discard, place, held.on_gone)
+        return held
+
+    def _discard(self, place: int, then: Callable[[], object] | None) -> None:
+        """Nothing depends on a snapshot of the server any more; also during garbage collection."""
+        self._gone.append(place)
+        if then is not None:
+            then()
+
     def _trim(self, batch: ResultBatch) -> None:
         """Forgets the data of arrays that nobody holds any more."""
         lineage = batch.lineage
@@ -312,15 +352,10 @@ class Snapshots:
 
 
 class SnapshotFolder:
-    """A folder for what the worker writes for this process; it goes with the process. Thread-safe.
-
-    It is locked as long as the process lives: what one leaves that was killed is removed by the
-    next one of the same user.
-    """
+    """A folder of this process for what the worker writes for it. Thread-safe."""
 
     def __init__(self) -> None:
-        self._path = ""
-        self._lock_file = -1
+        self._folder = Lazy(partial(OwnFolder, "jaxd-snapshots"))
         self._count = itertools.count()
         self._gone: deque[str] = deque()  # appended to during garbage collection
 
@@ -329,53 +364,13 @@ class SnapshotFolder:
         with suppress(IndexError):
             while True:
                 shutil.rmtree(self._gone.popleft(), ignore_errors=True)
-        if not self._path:
-            self._make()
-        return os.path.join(self._path, str(next(self._count)))
+        return os.path.join(self._folder().path, str(next(self._count)))
 
     def discard(self, path: str, then: Callable[[], object] | None = None) -> None:
         """What was written there is not needed any more; also during garbage collection."""
         self._gone.append(path)
         if then is not None:
             then()
-
-    def _make(self) -> None:
-        prefix = f"jaxd-snapshots-{os.getuid()}-"
-        for old in glob.glob(os.path.join(tempfile.gettempdir(), f"{prefix}*")):
-            _remove_left(old)
-        self._path = tempfile.mkdtemp(prefix=prefix)
-        self._lock_file = _locked(self._path) or -1
-        atexit.register(_remove_own, self._path, os.getpid())
-
-
-def _locked(folder: str) -> int | None:
-    """A lock on a folder, as an open file; None where another process has it, or it is not ours."""
-    import fcntl
-
-    try:
-        file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(file)
-        return None
-    return file
-
-
-def _remove_left(folder: str) -> None:
-    """Removes the folder of a process that is gone."""
-    file = _locked(folder)
-    if file is not None:
-        if os.fstat(file).st_uid == os.getuid():
-            shutil.rmtree(folder, ignore_errors=True)
-        os.close(file)
-
-
-def _remove_own(folder: str, pid: int) -> None:
-    if os.getpid() == pid:  # and not the child of a fork
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def usable_arrays(batch: ResultBatch) -> list[RemoteArray]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -98,6 +99,7 @@ class RemoteStore:
     Attributes:
         address: the server's address, for people.
         takes_data: see `RecoverableStore`.
+        keeps_snapshots: whether the server does, for clients on other machines.
         needs_session: whether it was begun and not ended to make the arrays again: the next
             connection has to be of another session.
         recovery: gives what makes the arrays again when their worker has ended; None: nothing.
@@ -121,6 +123,8 @@ class RemoteStore:
         self.worker = worker
         self.address = str(address)
         self.takes_data = True
+        self.keeps_snapshots = False
+        self._snapshot_secret = ""
         self.needs_session = False
         self._is_stale = False
         self._session: tuple[Any, ...] = ()  # that was begun last
@@ -317,6 +321,29 @@ class RemoteStore:
         ids = pack_ids(array.id for array in arrays.values())
         self.ask("save", token, path, names, ids, False, over=connection)
         self.ask("saved", token, path, over=connection)
+
+    @property
+    def has_them_held(self) -> bool:
+        """See `RecoverableStore`."""
+        return self.keeps_snapshots and self.takes_data and not self.is_of_this_machine
+
+    def hold(self, arrays: Sequence[RemoteArray], number: int) -> str:
+        """Has the server keep a snapshot of arrays that are computed; the secret that goes with it.
+
+        Raises:
+            LimitExceeded: when it has no room.
+            JaxdError: when that is not possible.
+        """
+        connection = self.connection()  # the only one: another worker does not have them
+        self._snapshot_secret = self._snapshot_secret or os.urandom(16).hex()
+        ids = pack_ids(array.id for array in arrays)
+        self.ask("hold", self._snapshot_secret, number, ids, over=connection)
+        return self._snapshot_secret
+
+    def unhold(self, *numbers: int) -> None:
+        """Tells the server which snapshots can go; all where no number is given."""
+        if self._snapshot_secret:
+            self._uplink.notify(self, "unhold", self._snapshot_secret, numbers)
 
     def live_batches(self) -> Sequence[ResultBatch]:
         """The arrays that somebody holds, by call."""

@@ -14,6 +14,7 @@ from jaxd_protocol.messages.calls import (
     MAY_REPEAT,
     ON_VALUES,
     STRICT,
+    TIMED,
 )
 from jaxd_protocol.messages.data_locations import (
     INLINE_RESULT_BYTES,
@@ -108,6 +109,7 @@ class CallRequest(NamedTuple):
         fallback: what becomes of it where the server cannot answer it; None: as the client says.
         leaf_headers: of each array whose data is in a buffer its bytes in the skeleton, by leaf.
         origin: the open call whose callback makes it; None: none does.
+        is_timed: whether its reply is to say how long it ran.
     """
 
     spec: FunctionSpec
@@ -126,6 +128,7 @@ class CallRequest(NamedTuple):
     lost_workers: int = 0
     fallback: str | None = None
     origin: Any = None
+    is_timed: bool = False
 
     @property
     def data_locations(self) -> Sequence[DataLocation]:
@@ -143,6 +146,8 @@ class CallRequest(NamedTuple):
         flags = MAY_REPEAT | (STRICT if self.strict else 0) | (ON_VALUES if self.values else 0)
         if self.origin is not None:
             flags |= FROM_CALLBACK
+        if self.is_timed:
+            flags |= TIMED
         if self.lost_workers:
             flags |= LOST_ONCE if self.lost_workers == 1 else LOST_ONCE | LOST_AGAIN
         return flags

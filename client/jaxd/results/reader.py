@@ -7,6 +7,7 @@ from collections import namedtuple
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import chain
+from math import isfinite
 from types import CodeType
 from typing import Any, Final, Literal, NamedTuple
 
@@ -54,6 +55,12 @@ def check_reply(reply: Any) -> tuple[Any, ...]:
         if kind is tuple if reply[0] == FAILED else kind is bytes or kind is str:
             return reply
     raise unreadable_reply_error()
+
+
+def run_seconds(reply: tuple[Any, ...]) -> float:
+    """How long a call ran, as its reply says; 0.0: it does not."""
+    told = reply[6] if len(reply) > 6 else 0.0
+    return told if type(told) is float and isfinite(told) else 0.0
 
 
 class InlineLeaves(NamedTuple):

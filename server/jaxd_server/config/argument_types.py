@@ -121,6 +121,15 @@ def parse_size(text: str) -> int:
     return int(match[1]) * _SUFFIXES[match[2]]
 
 
+def parse_size_or_0(text: str) -> int:
+    """As `parse_size`; 0 is none.
+
+    Raises:
+        argparse.ArgumentTypeError: for any other text.
+    """
+    return 0 if text.strip() == "0" else parse_size(text)
+
+
 def parse_gpus(text: str) -> str:
     """Numbers or UUIDs of GPUs, separated by commas.
 

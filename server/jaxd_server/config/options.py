@@ -30,6 +30,7 @@ from jaxd_server.config.argument_types import (
     parse_seconds,
     parse_share,
     parse_size,
+    parse_size_or_0,
     parse_store,
     parse_user,
     parse_users,
@@ -118,6 +119,10 @@ def _local_socket() -> tuple[Address, ...]:
 
 def _default_budget_bytes() -> int:
     return max(GIB, machine_bytes() // 4)
+
+
+def _default_snapshot_bytes() -> int:
+    return min(2 * GIB, machine_bytes() // 8)
 
 
 def _default_builds() -> int:
@@ -374,6 +379,13 @@ class ServerOptions:
         more="; more is refused with `ValuesFull`",
     )
     value_share: float = _value(_SHARE, "share of --value-bytes for one client's user", default=1.0)
+    snapshot_bytes: int = _value(
+        {"type": parse_size_or_0, "metavar": "SIZE"},
+        "memory of snapshots that are kept for clients on other machines; 0: none",
+        default=_default_snapshot_bytes,
+        shown="an eighth of the machine's memory, at most 2 GiB",
+        more="; [where snapshots lie](values.md#where-snapshots-lie)",
+    )
     content_bytes: int | None = _value(
         _SIZE,
         "memory of arrays that clients send repeatedly over a network",
@@ -475,6 +487,7 @@ class ServerOptions:
         "file with the token that whoever reads the metrics has to send, as made by `jaxd token`",
     )
     auto: bool = _lifetime(_SWITCH, SUPPRESS, default=False)  # started by a first call
+    snapshot_dir: str = _lifetime(_FOLDER, SUPPRESS, default="")  # made by the host; empty: none
 
     def read_token(self) -> str | None:
         """The token that clients on TCP and TLS have to prove; None: there is none.
@@ -603,7 +616,7 @@ def _parser(shown: Container[str] | None = None) -> Parser:
     about = parser.add_argument_group("help")
     about.add_argument("-h", "--help", action=_FirstPage, nargs=0, help="the usual options")
     about.add_argument(
-        "--help-all", action="help", help=f"all {len(fields(ServerOptions)) - 1} options"
+        "--help-all", action="help", help=f"all {len(fields(ServerOptions)) - 2} options"
     )
     names = dict.fromkeys(words_of(option).group for option in fields(ServerOptions))
     groups = {name: parser.add_argument_group(name) for name in names}

@@ -58,6 +58,7 @@ class Client:
         used_executables: serial numbers of the executables that its calls have used.
         counts: those of its principal; None: only those of everybody.
         use: what it has had of the server.
+        ran_until: `time.monotonic()` when the last of its calls was over that is timed.
     """
 
     id: str
@@ -66,6 +67,7 @@ class Client:
     used_executables: set[int] = field(default_factory=set)
     counts: Counts | None = None
     use: SessionUse = field(default_factory=SessionUse)
+    ran_until: float = 0.0
 
 
 _NO_SESSION: Final = Client("", "")
@@ -102,6 +104,8 @@ class Call(Operation):
         phase: how far it has come, as its failure says; see `FailureOrigin`.
         id: its name in the log and in the error of its client; see `identify`.
         trace: records its stages; None: nobody looks.
+        timed_from: `time.monotonic()` when it was dispatched, of one whose reply is to say how long
+            it ran; negative: of others.
     """
 
     key: bytes
@@ -131,6 +135,7 @@ class Call(Operation):
     phase: str = ""
     id: str = ""
     trace: CallTrace | None = None
+    timed_from: float = -1.0
     _rows: list[DataLocation] | None = field(default=None, repr=False)
 
     def stop_waiting(self, before: float = math.inf) -> None:

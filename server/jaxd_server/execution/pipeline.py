@@ -390,6 +390,8 @@ class Pipeline:
 
     def _started(self, run: Run, count: Callable[[Run, float], None]) -> Finish:
         run.executable.hold()
+        if run.call.timed_from >= 0.0:
+            run.call.timed_from = time.monotonic()
         try:
             if run.executable.calls_python:
                 self.crash_guard.record(run.call)
@@ -413,6 +415,8 @@ class Pipeline:
             seconds = time.monotonic() - run.call.started
             run.executable.record_run_time(seconds)
             count(run, seconds)
+            if run.call.timed_from >= 0.0:
+                reply = run.timed(reply)
             return self._too_late(run) if run.call.cancel_token.is_client_notified else reply
         except BrokenProgram:
             return self.start(run.call)()  # which makes it anew, whatever lies on disk

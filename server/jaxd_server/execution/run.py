@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -56,6 +57,9 @@ _NO_EVENT: Final = threading.Event()
 """For runs that take nothing of others that are not done: making an event takes a microsecond."""
 
 _MAX_RETAINED: Final = 16
+
+_TIME_AT: Final = 6
+"""Where the time is in a reply; what is not there before it is empty."""
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -216,6 +220,18 @@ class Run:
         results, order = self.results, self.executable.form.order
         home = self._retained.home if self._retained and results else ()  # it may have been undone
         return itertools.chain((results[order[number]] for number in home), results)
+
+    def timed(self, reply: Reply) -> Reply:
+        """Its reply; where results stay, with the seconds that it ran.
+
+        Without those in which a call before it ran: each second counts once.
+        """
+        session, now = self.call.session, time.monotonic()
+        begun, session.ran_until = max(self.call.timed_from, session.ran_until), now
+        if not (self._retained and self._retained.present):
+            return reply
+        value, buffers = reply
+        return (*value, *[b""] * (_TIME_AT - len(value)), max(0.0, now - begun)), buffers
 
     def undo(self) -> None:
         """Takes back the values that a call made which then failed."""

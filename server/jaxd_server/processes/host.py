@@ -10,11 +10,13 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from socket import socket
 from typing import Any
 
 from jaxd_protocol import __version__
+from jaxd_protocol.base.process import OwnFolder
 from jaxd_protocol.base.terminal import printable
 from jaxd_protocol.messages.server_view import ServerRow
 from jaxd_protocol.network.addresses import Address
@@ -54,6 +56,23 @@ def reap_orphans(own: Collection[int]) -> list[int]:
 WORKER_COMMAND = (sys.executable, "-P", "-m", "jaxd_server.processes.worker.worker")
 """`-P`: a `random.py` in the current directory does not shadow the one of Python."""
 
+
+def _with_snapshot_folder(options: ServerOptions) -> ServerOptions:
+    """The options with a folder in memory for snapshots, which outlive workers.
+
+    Not where each principal has a worker of its own: they may be of other users.
+    """
+    if options.worker_per_principal or options.no_device or not options.snapshot_bytes:
+        return options
+    memory = _MEMORY if os.access(_MEMORY, os.W_OK | os.X_OK) else None
+    with suppress(OSError):  # then clients keep them themselves
+        return replace(options, snapshot_dir=OwnFolder("jaxd-held", memory).path)
+    return options
+
+
+_MEMORY = "/dev/shm"  # noqa: S108  the folder in it is made with a name that nobody knows
+"""Files in it are in memory."""
+
 _MIN_SLEEP_S = 0.05
 _SOCKET_LOOK_S = 1.0
 _LOG_LOOK_S = 2.0
@@ -74,7 +93,7 @@ class Host:
     def __init__(
         self, options: ServerOptions, worker_command: Sequence[str] = WORKER_COMMAND
     ) -> None:
-        self._options = options
+        options = self._options = _with_snapshot_folder(options)
         apart = options.worker_per_principal
         root = tenants_root(options) if apart else cache_root(options.cache_dir)
         file = self._quarantine_file = QuarantineFile(root, str(options.listen[0]))

@@ -21,6 +21,7 @@ from jaxd_protocol.messages.calls import (
     ON_VALUES,
     SILENT,
     STRICT,
+    TIMED,
     WARM,
 )
 from jaxd_protocol.messages.data_locations import ResultPolicy, decompressed_bytes
@@ -40,8 +41,11 @@ from jaxd_server.rpc.worker_context import WorkerContext
 from jaxd_server.runtime.call_trace import ConnectionTrace
 from jaxd_server.runtime.threads.cancellation import CallPhase
 
-_RESULT_ONLY: Final = MAY_REPEAT | ON_VALUES | FROM_CALLBACK
+_RESULT_ONLY: Final = MAY_REPEAT | ON_VALUES | FROM_CALLBACK | TIMED
 """Flags of calls that want a result and nothing else: what was warm before answers them."""
+
+_OF_PACE: Final = ~(ON_VALUES | TIMED)
+"""Flags that matter to whether a call is quick."""
 
 
 def _tell_nothing(kind: str, content: Any) -> None:
@@ -111,7 +115,7 @@ class CallScheduler:
             plan = pipeline.executables.plan(key, skeleton, session.device)
             # What runs the call, when there is nothing that it would have to wait for.
             warm = None if plan is None or pipeline.admission.is_barred else plan.executable
-            is_quick = flags & ~ON_VALUES <= MAY_REPEAT and warm is not None and warm.runs_quickly
+            is_quick = flags & _OF_PACE <= MAY_REPEAT and warm is not None and warm.runs_quickly
             make = Call if is_quick else InflightCall  # a quick one is not worth being cancelled
             emit = _tell_nothing if flags & SILENT else partial(client.emit, seq)
             call = make(key, skeleton, blob, frame.buffers, client, seq, emit)
@@ -125,7 +129,7 @@ class CallScheduler:
             # the word of a client alone would have a call admitted where others wait
             call.inside = bool(flags & FROM_CALLBACK and (client.called_back or session.asking))
             call.lost = 2 if flags & LOST_AGAIN else flags & LOST_ONCE and 1
-            call.session = session
+            call.session, call.timed_from = session, 0.0 if flags & TIMED else -1.0
             call.referenced_data = self._session_state.referenced_data
             call.stay = ResultPolicy.from_bytes(stay) if stay else None
             if drops:

@@ -45,10 +45,10 @@ from jaxd_server.rpc.worker_context import SILENCE_S, STALL_S, WorkerContext
 from jaxd_server.runtime.call_trace import ConnectionTrace, clock
 from jaxd_server.runtime.logs import log_event
 
-_OF_DEVICES: Final = frozenset({"put", "take", "restore", "fetch", "part"})
+_OF_DEVICES: Final = frozenset({"put", "take", "restore", "fetch", "part", "hold", "held"})
 """What needs arrays on this server."""
 
-_LEAVE_VALUES: Final = frozenset({"put", "take"})
+_LEAVE_VALUES: Final = frozenset({"put", "take", "held"})
 _MAX_NAME: Final = 64
 _MAX_REPORTED: Final = 1 << 40
 _MAX_REPORT: Final = 8192
@@ -170,6 +170,7 @@ class ServerConnection(BulkConnection):
             "cancel": self._calls.inflight.cancel,
             "drop": self._session_state.drop,
             "unshare": self._session_state.forget_blocks,
+            "unhold": self._session_state.forget_snapshots,
             "bye": self._session_state.end_session,
             "kept": self._note_kept,
             "fell_back": partial(self._count_reported, _OF_FALLBACKS),

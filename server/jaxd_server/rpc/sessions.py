@@ -399,6 +399,13 @@ class SessionState:
         for number in numbers:
             self._client_memory.remove(number)
 
+    def forget_snapshots(self, secret: str, numbers: tuple[int, ...]) -> None:
+        """The client needs some snapshots no more; none of them where no number is given."""
+        if type(numbers) is not tuple:
+            raise ProtocolError("the client does not say readably which snapshots can go.")
+        if self._values.snapshots is not None:
+            self._values.snapshots.remove(self._session.values, secret, numbers)
+
     def end_session(self) -> None:
         """The client ends: its session is not kept."""
         self._session.is_over = True

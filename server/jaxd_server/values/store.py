@@ -17,6 +17,7 @@ from typing import Any
 from jaxd_protocol.errors import ValueDeleted
 from jaxd_protocol.messages.data_locations import call_number_of, value_ids_of
 from jaxd_server.values.byte_accounting import ValueAccounting, holder_rows
+from jaxd_server.values.held_snapshots import HeldSnapshots
 from jaxd_server.values.value import Batch, NamedValues, SessionValues, Value
 
 ContentId = tuple[int, int]
@@ -99,6 +100,7 @@ class ValueStore:
         clock: seconds that only grow.
         contents: arrays that may become values; by default none are held.
         on_owners: called with the principals that may have any, whenever there is a new one; quick.
+        snapshots: those that clients have had written; None: there is no place for any.
     """
 
     def __init__(
@@ -108,7 +110,9 @@ class ValueStore:
         clock: Callable[[], float] = time.monotonic,
         contents: ContentStore | None = None,
         on_owners: Callable[[Collection[str]], None] = lambda _: None,
+        snapshots: HeldSnapshots | None = None,
     ) -> None:
+        self.snapshots = snapshots
         self.contents = ContentStore() if contents is None else contents
         self._clock = clock
         self._sessions: set[SessionValues] = set()
@@ -256,6 +260,8 @@ class ValueStore:
             if not owner.values and not owner.batches:
                 self._sessions.discard(owner)
         del gone  # as above
+        if self.snapshots is not None:
+            self.snapshots.leave(owner)
 
     def end(self, owner: SessionValues) -> None:
         """Drops all values of a session, which is over."""
@@ -349,9 +355,11 @@ class ValueStore:
         del gone  # as above
 
     def poll(self) -> None:
-        """Forgets the names whose time has passed; to be called often."""
+        """Forgets the names and snapshots whose time has passed; to be called often."""
         with self._lock:
             self._forget_expired()
+        if self.snapshots is not None:
+            self.snapshots.poll()
 
     def _remove(self, principal: str, name: str) -> NamedValues | None:
         gone = self._names.pop((principal, name), None)

@@ -176,17 +176,21 @@ class SessionValues:
         failures: why calls have made no values, by their numbers; for calls that take them.
         ended: whether the session is over, so that nothing is taken in any more.
         kept: what its client keeps to make them again, as that has said last; empty: nothing.
+        held: whose snapshots it may have read; see `HeldSnapshots`.
         nbytes: of the values; `ValueStore` counts them.
         lock: guards `values` and `batches`; the lock of the `ValueStore` comes before it.
     """
 
-    __slots__ = ("batches", "ended", "failures", "kept", "lock", "nbytes", "principal", "values")
+    __slots__ = (
+        *("batches", "ended", "failures", "held", "kept", "lock", "nbytes", "principal", "values"),
+    )
 
     def __init__(self, principal: str) -> None:
         self.principal = principal
         self.ended = False
         self.nbytes = 0
         self.kept: dict[str, Any] = {}
+        self.held: set[str] = set()
         self.values: dict[int, Value] = {}
         self.batches: dict[int, Batch] = {}
         self.failures = BoundedDict[int, Failure](_MAX_FAILURES)

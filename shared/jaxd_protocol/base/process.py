@@ -1,4 +1,4 @@
-"""State of one process: forks, threads, lazily made objects, facts, the machine's id.
+"""State of one process: forks, threads, lazily made objects, facts, the machine's id, a folder.
 
 The child of a fork drops its parent's connections: both would otherwise read from one socket, and
 the exit of the child would close that of the parent. Shared memory stays mapped in both.
@@ -200,3 +200,73 @@ def usable_processors() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+_ATTEMPTS = 4
+
+
+class OwnFolder:
+    """A folder that goes with this process.
+
+    It is locked as long as the process lives: what one leaves that was killed is removed by the
+    next one of the same user.
+
+    Args:
+        prefix: its name begins so.
+        parent: where it lies; None: where temporary files do.
+
+    Attributes:
+        path: where it is.
+
+    Raises:
+        OSError: when it cannot be made.
+    """
+
+    def __init__(self, prefix: str, parent: str | None = None) -> None:
+        import atexit
+        import glob
+        import tempfile
+
+        parent, prefix = parent or tempfile.gettempdir(), f"{prefix}-{os.getuid()}-"
+        for old in glob.glob(os.path.join(parent, f"{prefix}*")):
+            _remove_left(old)
+        for _ in range(_ATTEMPTS):  # another process may take it for one that was left
+            self.path = tempfile.mkdtemp(prefix=prefix, dir=parent)
+            self._lock_file = _locked(self.path)
+            if self._lock_file is not None:
+                break
+        atexit.register(_remove_own, self.path, os.getpid())
+
+
+def _locked(folder: str) -> int | None:
+    """A lock on a folder, as an open file; None where another process has it, or it is not ours."""
+    import fcntl
+
+    try:
+        file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(file)
+        return None
+    return file
+
+
+def _remove_left(folder: str) -> None:
+    """Removes the folder of a process that is gone."""
+    import shutil
+
+    file = _locked(folder)
+    if file is not None:
+        if os.fstat(file).st_uid == os.getuid():
+            shutil.rmtree(folder, ignore_errors=True)
+        os.close(file)
+
+
+def _remove_own(folder: str, pid: int) -> None:
+    import shutil
+
+    if os.getpid() == pid:  # and not the child of a fork
+        shutil.rmtree(folder, ignore_errors=True)

@@ -9,7 +9,8 @@ Each line is an rpyc request to the peer's root; `[…]` is sent as buffers besi
               or  (FAILED, failure, donated)
               skeleton: empty when it is the one whose hash is in `stay`;
               donated: leaves of the call that were donated; away: leaves of the result that are
-              not in the reply; then ids, if some values were not kept as requested
+              not in the reply; then ids, if some values were not kept as requested; of a call that
+              is TIMED and leaves values, these, or b"", and the seconds that it ran
       call(key, skeleton, b"", timeout_s, flags | WARM, b"", b"", b"") [pickles]
             → (OK, JSON {verdict, seconds, kept, program}, skeleton)  or  (FAILED, failure)
               builds or loads, runs nothing; kept: it is on disk; program: what a client compares
@@ -22,6 +23,9 @@ Each line is an rpyc request to the peer's root; `[…]` is sent as buffers besi
       offer(ids) → (OK, ticket, member)       values that another member of the pool may take, once
       take(member, ticket, number, config) → (OK, skeleton)
               has the server take what that member has offered; it becomes values
+      hold(secret, number, ids) → (OK,)       keeps a snapshot of values that outlives the worker
+      held(secret, number, ids) → (OK, skeleton)        makes values of it again, under these ids
+      unhold(secret, numbers)                 these can go, or all of that secret; no reply
       drop(ids)                               releases values; no reply
       adopt(contents, ids) → (OK, a byte for each)      1: cached content is a value now
       share(number, nbytes) <descriptor> → (OK, its first bytes)      shared memory, as a block
@@ -177,3 +181,6 @@ LOST_AGAIN: Final = 64
 
 SILENT: Final = 128
 """Flag of a call: no events of it are sent, for its client would show none."""
+
+TIMED: Final = 256
+"""Flag of a call: where it leaves values, its reply says how long it ran."""

@@ -37,6 +37,7 @@ class Use:
 
 _KEPT_NUMBERS: Final = (
     *("limit_bytes", "call_bytes", "snapshot_bytes", "snapshot_seconds", "snapshot_age_s", "calls"),
+    *("call_seconds", "limit_seconds"),
 )
 
 

@@ -5,14 +5,22 @@ from typing import Any
 
 import pytest
 
+from jaxd.events.effects import CallEffects
 from jaxd.remote_values.lineage import (
+    ArgumentSource,
+    CallLineage,
     Lineage,
     NoLineage,
     PartLineage,
+    Snapshot,
     values_lost_error,
     with_array_names,
 )
+from jaxd.request.call_request import CallRequest
+from jaxd.results.reader import run_seconds
 from jaxd_protocol.errors import ConnectionLost, ValuesDied, ValuesLost, WorkerLost
+from jaxd_protocol.messages.calls import OK
+from jaxd_protocol.messages.data_locations import KEEP_ALL, ResultPolicy, new_call_number
 
 
 def array(*shape: int, dtype: str = "float32") -> Any:
@@ -80,3 +88,46 @@ def test_what_a_long_loop_keeps_goes_at_once() -> None:
     lineage.on_gone = lambda: gone.append(1)
     del lineage
     assert gone == [1]
+
+
+def lineage_of(*sources: Lineage, max_s: float = 100.0) -> CallLineage:
+    """Of a call that takes the first result of each of these."""
+    policy = ResultPolicy(new_call_number(), KEEP_ALL, -1)
+    spec: Any = None
+    call = CallRequest(spec, b"", b"", [memoryview(b"data")], None, "remote", result_policy=policy)
+    taken = [ArgumentSource(leaf, each, 0, range(1)) for leaf, each in enumerate(sources)]
+    return CallLineage(call, taken, CallEffects(), max_s)
+
+
+def test_the_time_of_calls_adds_up_one_after_the_other() -> None:
+    """As their depth does: what was computed beside counts once, and a copy takes none."""
+    first, other = lineage_of(), lineage_of()
+    first.settle(10.0)
+    other.settle(30.0)
+    part = PartLineage(new_call_number(), other, 0, (0,))
+    both = lineage_of(first, part, first)
+    both.settle(5.0)
+    assert (both.run_s, both.seconds, both.depth) == (5.0, 35.0, 3)
+    from_copy = lineage_of(Snapshot(new_call_number(), {}))
+    from_copy.settle(5.0)
+    assert from_copy.seconds == 5.0
+
+
+def test_what_would_take_too_long_is_not_kept() -> None:
+    """Nor what is made of it, which may have been sent before that was known."""
+    first = lineage_of()
+    second = lineage_of(first)
+    third = lineage_of(second)
+    for each in (first, second, third):
+        each.settle(60.0)
+    assert (first.obstacle, len(first.call.buffers)) == ("", 1)
+    for each in (second, third):
+        assert "more than 100 s (JAXD_LINEAGE_S)" in each.obstacle
+        assert (each.call.buffers, each.sources) == ((), ())
+
+
+@pytest.mark.parametrize("told", [(), (b"",), (b"", "1"), (b"", 3), (b"", float("nan"))])
+def test_a_time_that_is_none_counts_for_nothing(told: tuple[Any, ...]) -> None:
+    """Whatever a server says."""
+    assert run_seconds((OK, b"", b"", b"", b"", *told)) == 0.0
+    assert run_seconds((OK, b"", b"", b"", b"", b"", 1.5)) == 1.5

@@ -121,14 +121,17 @@ def test_the_page_on_configuration_has_every_option() -> None:
     assert found == table(), "write it anew: python -m tests.server.option_table"
 
 
+HIDDEN = ("--auto", "--snapshot-dir")
+
+
 def test_help_has_every_option_under_its_heading(capsys: pytest.CaptureFixture[str]) -> None:
-    """With `--help-all`, but for the one that is not for people; each with its default."""
+    """With `--help-all`, but for those that are not for people; each with its default."""
     with pytest.raises(SystemExit, match="0"):
         parse_arguments(["--help-all"])
     said = " ".join(capsys.readouterr().out.split())
-    assert "--auto" not in said
+    assert not any(flag in said for flag in HIDDEN)
     for words in map(words_of, fields(ServerOptions)):
-        if words.flag != "--auto":
+        if words.flag not in HIDDEN:
             assert words.flag in said
             assert f"{words.group}:" in said
             assert words.shown in said
@@ -143,7 +146,7 @@ def test_help_is_a_short_first_page(capsys: pytest.CaptureFixture[str]) -> None:
     for words in [words_of(option) for option in fields(ServerOptions)]:
         name = words.flag[2:].replace("-", "_").replace("allow_uid", "allow_uids")
         assert (f"  {words.flag} " in said or f"  {words.flag}\n" in said) == (name in _FIRST_PAGE)
-    assert f"--help-all            all {len(fields(ServerOptions)) - 1} options" in said
+    assert f"--help-all            all {len(fields(ServerOptions)) - len(HIDDEN)} options" in said
     assert max(map(len, said.splitlines())) <= 80
     assert said.count("\n") < 70
     assert "jaxd serve --listen unix://" in said
@@ -175,6 +178,8 @@ SAID: list[tuple[str, dict[str, Any]]] = [
     ("--max-frame-bytes 8GiB", {"max_frame_bytes": 8 << 30}),
     ("--max-frame-bytes 1KB", {"max_frame_bytes": 1024}),
     ("--disk-bytes 2T", {"disk_bytes": 2 << 40}),
+    ("--snapshot-bytes 0", {"snapshot_bytes": 0}),
+    ("--snapshot-bytes 4G", {"snapshot_bytes": 4 << 30}),
     ("--slots 7 --idle-timeout-s 0", {"slots": 7, "idle_timeout_s": 0.0}),
     (
         "--max-executables 7 --program-bytes 2G --device-program-bytes 1M",

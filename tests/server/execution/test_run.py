@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,6 +26,7 @@ from jaxd_protocol.messages.failures import ForwardedFailure, decode_failure
 from jaxd_server.codec.results import result_layout
 from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.compiling.program import Program
+from jaxd_server.execution.call import Client
 from jaxd_server.execution.run import Run
 from jaxd_server.values.store import ValueStore
 from tests.server.execution.test_pipeline import double, failure
@@ -396,3 +398,16 @@ def test_one_that_only_the_compiler_makes_is_said_to_be_one(
     failed = failure(harness, source, np.float32(0))
     assert failed[1] == "FloatingPointError"
     assert "not when it is run step by step" in failed[2]
+
+
+def test_each_second_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that waits on the device for the one before it ran only from its end on."""
+    rig, session = ValueServiceRig(), Client("", "")
+    runs = [by_hand(rig, Source(twice), lambda x: [x, x]) for _ in range(2)]
+    told = []
+    for run, began, ended in zip(runs, (10.0, 11.0), (15.0, 18.0), strict=True):
+        run.dispatch()
+        run.call.session, run.call.timed_from = session, began
+        monkeypatch.setattr(time, "monotonic", lambda now=ended: now)
+        told.append(run.timed(((OK, b"", b"", b"", b""), ()))[0][5:])
+    assert told == [(b"", 5.0), (b"", 3.0)]

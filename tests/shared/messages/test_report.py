@@ -14,6 +14,8 @@ SOUND: dict[str, Any] = {
     "snapshot_seconds": 0.5,
     "snapshot_age_s": None,
     "calls": 3,
+    "call_seconds": 1.5,
+    "limit_seconds": 600.0,
     "stopped": "",
     "lost_with_worker": {"they were found by a name": 4},
 }

@@ -190,6 +190,9 @@ def _kept_lines(kept: Row) -> list[str]:
         age_s = max(0.0, time.time() - kept["at"]) + kept["snapshot_age_s"]
         first += f", the last one {ago(age_s)}, which took {duration(kept['snapshot_seconds'])}"
     first += f"; {size(kept['call_bytes'])} of calls, of {size(kept['limit_bytes'])} in all"
+    if kept["limit_seconds"] is not None:
+        ran, most = duration(kept["call_seconds"]), duration(kept["limit_seconds"])
+        first += f"; calls that ran for {ran}, of {most}"
     stopped = [f"  no more snapshots: {kept['stopped']}"] if kept["stopped"] else []
     lost = kept["lost_with_worker"].items()
     return [first, *stopped, *(f"  cannot make again {size(n)}: {why}" for why, n in lost)]

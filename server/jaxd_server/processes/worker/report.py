@@ -90,6 +90,7 @@ class WorkerReport:
             "machine": machine_id(),
             "platform": components.devices.platform,
             "devices": len(components.devices),
+            "keeps_snapshots": components.values.snapshots is not None,
             "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
         }
 

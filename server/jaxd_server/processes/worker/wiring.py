@@ -62,6 +62,7 @@ from jaxd_server.runtime.imported_packages import ImportedPackages
 from jaxd_server.runtime.memory_reclaimer import MemoryPressure, Reclaimer
 from jaxd_server.runtime.system_memory import MemoryLoss, host_spare, machine_bytes
 from jaxd_server.runtime.threads.executors import FairThreadPool, ThreadPerTask
+from jaxd_server.values.held_snapshots import HeldSnapshots
 from jaxd_server.values.store import ContentStore, ValueStore
 
 _BUILDER_THREADS = 1024
@@ -73,6 +74,12 @@ Many, so that clients that do not answer do not delay the others; `--builds` lim
 
 _IN_USE_S = 60.0
 """Seconds without a call after which a server counts as idle, and has no builder of its own."""
+
+
+def _snapshots(options: ServerOptions) -> HeldSnapshots | None:
+    """Those of clients on other machines, in the folder of the host, if it has made one."""
+    limit, grace_s = options.snapshot_bytes, options.session_grace_s
+    return HeldSnapshots(options.snapshot_dir, limit, grace_s) if options.snapshot_dir else None
 
 
 def _values(
@@ -88,6 +95,7 @@ def _values(
         options.value_share,
         contents=contents,
         on_owners=(lambda _: None) if recorder is None else recorder.own,
+        snapshots=_snapshots(options),
     )
 
 

@@ -19,6 +19,8 @@ VALUE_VERBS: Final[Mapping[str, tuple[_Types, ...]]] = {
     "values": ((),),
     "offer": ((bytes,),),
     "take": ((str, str, int, tuple),),
+    "hold": ((str, int, bytes),),
+    "held": ((str, int, bytes),),
 }
 """For `ValueService`; for each verb, the types that its arguments may have."""
 

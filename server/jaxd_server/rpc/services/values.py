@@ -40,11 +40,15 @@ from jaxd_server.execution.memory_room import OutOfMemoryHandler
 from jaxd_server.jax_compat.config import configured
 from jaxd_server.jax_compat.placement import placed
 from jaxd_server.rpc.services.peers import PeerService
+from jaxd_server.values.held_snapshots import HeldSnapshots
 from jaxd_server.values.references import ReferencedData, copy_of
 from jaxd_server.values.value import Value
 
 _MAX_NAME: Final = 200
 _BASIC_INDEX_TYPES: Final = frozenset({int, slice, type(None), type(...)})
+
+_WIDE: Final = (("jax_enable_x64", True),)
+"""Settings under which arrays of 64 bits stay what they were."""
 
 
 class ValueService:
@@ -83,6 +87,8 @@ class ValueService:
             "values": self._holders,
             "offer": self._offer,
             "take": self._take,
+            "hold": self._hold,
+            "held": self._held,
         }
 
     def answer(self, verb: str, args: tuple[Any, ...], buffers: Sequence[memoryview]) -> Reply:
@@ -172,12 +178,39 @@ class ValueService:
             skeleton, buffers = peers.take(member, ticket)
             if skeleton != looks or len(buffers) != len(layout.leaves):
                 raise _no_arrays()
-            with placed(self._device):
-                leaves = [  # with their dtypes: the caller's settings are not those that made them
-                    exact_array(read_leaf(leaf, LeafOffset(buffer=place), b"", buffers))
-                    for place, leaf in enumerate(layout.leaves)
-                ]
-            return self._made(number, leaves, config)
+            return self._made(number, self._exact(layout, buffers), config)
+
+    def _exact(self, layout: Layout, buffers: Sequence[memoryview]) -> list[Any]:
+        """Arrays with their dtypes: the settings of the caller are not those that made them."""
+        with placed(self._device):
+            return [
+                exact_array(read_leaf(leaf, LeafOffset(buffer=place), b"", buffers))
+                for place, leaf in enumerate(layout.leaves)
+            ]
+
+    def _hold(self, secret: str, number: int, ids: bytes) -> Reply:
+        """Writes a snapshot of values, which outlives this process."""
+        found = [self._own.get(id_) for id_ in unpack_ids(ids)]
+        data = [_data_of(value) for value in found]
+        self._required_snapshots().write(self._own, secret, number, skeleton_of(found), data)
+        return (OK,), ()
+
+    def _held(self, secret: str, number: int, ids: bytes) -> Reply:
+        """Makes values of a snapshot again."""
+        skeleton, buffers = self._required_snapshots().read(self._own, secret, number)
+        layout, numbers = ResultLayout.of(skeleton, ()).layout, unpack_ids(ids)
+        if len(numbers) != len(layout.leaves):
+            raise ProtocolError("a snapshot has another number of arrays than of ids.")
+        with self._values.room(self._own, _size_of(layout)):
+            return self._made(0, self._exact(layout, buffers), _WIDE, numbers)
+
+    def _required_snapshots(self) -> HeldSnapshots:
+        if self._values.snapshots is None:
+            raise ConfigurationError(
+                "this server keeps no snapshots (--snapshot-bytes). Save checkpoints: "
+                "jaxd.save(state, path)."
+            )
+        return self._values.snapshots
 
     def _required_peers(self) -> PeerService:
         if self._peers is None:

@@ -186,11 +186,14 @@ def test_what_clients_keep_is_told(server: FakeServer, capsys: pytest.CaptureFix
         "snapshot_seconds": 0.5,
         "stopped": "",
         "calls": 3,
+        "call_seconds": 4.5,
+        "limit_seconds": 600.0,
         "lost_with_worker": {"they were found by a name": 4000},
     }
     ended = {**kept, "process": "", "snapshot_age_s": None, "stopped": "each takes 20 s"}
     server.answers["values"] = {**ANSWERS["values"], "holders": [KEPT], "kept": [kept, ended]}
-    snapshots, calls = "20 MB in snapshots", "2 kB of calls, of 1 GB in all"
+    snapshots = "20 MB in snapshots"
+    calls = "2 kB of calls, of 1 GB in all; calls that ran for 4.5 s, of 10 min"
     assert main(["values"]) == 0
     assert capsys.readouterr().out.splitlines()[3:] == [
         f"process 42 keeps {snapshots}, the last one 3 min ago, which took 0.50 s; {calls}",
