@@ -1,13 +1,15 @@
 """What `make faults` prints: a row for each test, with what had to happen and how long it took.
 
 With `FAULTS_REPORT=FILE` in the environment the table is written into that file, between two lines
-that say so.
+that say so. Parts of which no test has run stay there as they are.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import re
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
@@ -46,35 +48,43 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Prints the table, and writes it where that was asked for."""
     if not _rows:
         return
-    text = _table()
+    text = _table(_parts())
     terminalreporter.write_line("")
     terminalreporter.write_line(text)
     target = os.environ.get("FAULTS_REPORT")
     if target:
         before, _, rest = Path(target).read_text().partition(_BEGIN)
-        after = rest.partition(_END)[2]
+        old, _, after = rest.partition(_END)
+        text = _table({**_parts_in(old), **_parts()})
         Path(target).write_text(f"{before}{_BEGIN}\n\n{text}\n\n{_END}{after}")
 
 
-def _table() -> str:
-    passed = sum(row[3] == "as expected" for row in _rows)
-    cores = len(os.sched_getaffinity(0))
-    seconds = sum(row[4] for row in _rows)
-    where = f"Python {platform.python_version()}, jax {metadata.version('jax')}"
-    lines = [
-        f"{passed} of {len(_rows)} rows as expected; {seconds:.0f} s on {cores} cores, {where}."
-    ]
-    part = ""
-    for group, row, expected, outcome, seconds, figure in _rows:
-        if group != part:
-            part = group
-            lines += [
-                "",
-                f"**{group}**",
-                "",
-                "| fault | expected | outcome | s |",
-                "|---|---|---|---|",
-            ]
+def _parts() -> dict[str, list[str]]:
+    """The rows of each part, as they are shown."""
+    parts: dict[str, list[str]] = {}
+    for part, row, expected, outcome, seconds, figure in _rows:
         told = f"{outcome}; {figure}" if figure else outcome
-        lines.append(f"| {row} | {expected} | {told} | {seconds:.1f} |".replace("||", "|"))
+        shown = f"| {row} | {expected} | {told} | {seconds:.1f} |".replace("||", "|")
+        parts.setdefault(part, []).append(shown)
+    return parts
+
+
+def _parts_in(text: str) -> dict[str, list[str]]:
+    """The same of a table that was written before."""
+    titles = re.split(r"^\*\*(.*)\*\*$", text, flags=re.MULTILINE)[1:]
+    rows = (re.findall(r"^\|.*\d \|$", each, re.MULTILINE) for each in titles[1::2])
+    return dict(zip(titles[::2], rows, strict=True))
+
+
+def _table(parts: Mapping[str, Sequence[str]]) -> str:
+    rows = [row.split(" | ") for part in parts.values() for row in part]
+    passed = sum(row[2].startswith("as expected") for row in rows)
+    cores = len(os.sched_getaffinity(0))
+    seconds = sum(float(row[3].rstrip(" |")) for row in rows)
+    where = f"Python {platform.python_version()}, jax {metadata.version('jax')}"
+    all_s = f"{seconds:.0f} s on {cores} cores"
+    lines = [f"{passed} of {len(rows)} rows as expected; {all_s}, {where}."]
+    head = ["| fault | expected | outcome | s |", "|---|---|---|---|"]
+    for part, shown in parts.items():
+        lines += ["", f"**{part}**", "", *head, *shown]
     return "\n".join(lines)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 import json
 import os
 import random
@@ -11,7 +13,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -241,19 +244,20 @@ def test_its_worker_is_killed(
     assert [line["event"] for line in server.lines].count("worker_ready") >= 2
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_nothing_grows(
     start_live: StartLive,
     monkeypatch: pytest.MonkeyPatch,
     record_property: Callable[[str, object], None],
 ) -> None:
-    """Over thousands of steps: neither what is kept, nor what the server holds."""
+    """Over thousands of steps: neither what is kept, nor any table of client, host or worker."""
     monkeypatch.setenv("JAXD_SNAPSHOT_S", "0.5")
     monkeypatch.setattr(snapshots, "COST_SHARE", 1e9)
     steps = int(os.environ.get("TRAINING_STEPS", "2000"))
-    server = start_live()
+    server = start_live("--build-in", "worker")
     with connect(server.unix) as client:
         add = client.persistent_call(lambda state, x: state + x.mean(), donate_argnums=0)
+        look = client.persistent_call(tables, static_argnums=0)
         state = client.put(np.zeros(1 << 15, np.float32))
         levels, recovery = [], client.caller.session.values().recovery
         assert recovery is not None
@@ -263,29 +267,71 @@ def test_nothing_grows(
                 recovery().snapshots.make_due()
                 state = add(state, np.ones(1000, np.float32))
                 state.block_until_ready()
-                sizes = [int(Levels.of(pid).rss_mib) for pid in (os.getpid(), server.worker_pid())]
-                levels.append((_kept(client), _objects(), client.statistics().values, sizes))
-        kept, objects, values, memory = zip(*levels, strict=True)
-    assert max(values) <= 3
-    assert max(objects[1:]) - min(objects[1:]) < steps // 50
-    assert max(kept) < 3 * state.nbytes
-    record_property(
-        "figure",
-        f"{steps} steps; kept {max(kept):,} bytes at most; MiB of client and server at each fifth: "
-        f"{', '.join('/'.join(map(str, each)) for each in memory)}",
-    )
+                levels.append(Level.of(client, server, [look(number + i / 2) for i in range(2)]))
+    assert max(each.kept for each in levels) < 3 * state.nbytes
+    assert max(each.values for each in levels) <= 3
+    for one, other in itertools.pairwise(levels[1:]):
+        grown = [c - b - (b - a) for a, b, c in zip(*one.tables, other.tables[0], strict=True)]
+        assert max(grown) < steps // 50, levels
+        assert all(abs(b - a) <= 3 for a, b in zip(one.files, other.files, strict=True)), levels
+    record_property("figure", f"{steps} steps; at each fifth: {'; '.join(map(str, levels))}")
+
+
+def tables(number: Any) -> Any:
+    """Entries of all containers of this process, and kB of bytes in them, when it is traced."""
+    gc.collect()
+    objects = gc.get_objects()
+    held = {id(each): each for each in (*objects, *gc.get_referents(*objects))}.values()
+    entries = sum(len(each) for each in held if type(each) in (dict, list, set, deque))
+    nbytes = sum(len(each) for each in held if type(each) in (bytes, bytearray, str))
+    return np.array([entries, nbytes >> 10], np.int32)
+
+
+class Level(NamedTuple):
+    """What there is at one moment.
+
+    Attributes:
+        kept: bytes that the client keeps to make arrays again.
+        values: arrays on the server.
+        tables: as `tables` says, of client and worker; and after that was asked once more, which
+            makes a function.
+        files: open ones of client, host and worker.
+        mib: of memory of client, host and worker.
+    """
+
+    kept: int
+    values: int
+    tables: tuple[tuple[int, ...], tuple[int, ...]]
+    files: tuple[int, ...]
+    mib: tuple[int, ...]
+
+    @classmethod
+    def of(cls, client: Client, server: LiveServer, of_worker: Sequence[Any]) -> Level:
+        """That of now."""
+        pids = os.getpid(), server.process.pid, server.worker_pid()
+        found, own = [*map(Levels.of, pids)], tables(0)
+        return cls(
+            _kept(client),
+            client.statistics().values,
+            (_together(own, of_worker[0]), _together(own, of_worker[1])),
+            tuple(each.files for each in found),
+            tuple(int(each.rss_mib) for each in found),
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kept:,} bytes kept, {'/'.join(map(str, self.tables[0]))} entries and kB of "
+            f"client and worker, {'/'.join(map(str, self.mib))} MiB of client, host and worker"
+        )
+
+
+def _together(*tables: Any) -> tuple[int, ...]:
+    return tuple(int(each) for each in np.concatenate([*map(np.asarray, tables)]))
 
 
 def _kept(client: Client) -> int:
     kept = client.kept()
     return kept.call_bytes + kept.snapshot_bytes
-
-
-def _objects() -> int:
-    import gc
-
-    gc.collect()
-    return len(gc.get_objects())
 
 
 @pytest.mark.timeout(300)
