@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 import weakref
 from collections import Counter, deque
@@ -11,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
 
+from jaxd_protocol.base.process import start_daemon
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.explain.argument_shapes import argument_shapes
 from jaxd_protocol.explain.key_differences import summarize
@@ -103,42 +103,58 @@ def _in_memory(
     kept: Mapping[bytes, CallRecord],
     files: Files,
 ) -> Row:
-    program, costs = executable.program, executable.costs
     call = kept.get(executable.kept_as)
-    return {
-        "name": executable.name,
-        "key": executable.key.hex(),
-        "arguments": arguments_text(executable.recorded.skeleton, parameters),
-        "state": "memory",
-        "build_s": round(costs.build_s, 6),
-        "load_s": round(program.load_s, 6),
-        "calls": executable.calls,
-        "last_use_s": round(time.monotonic() - executable.last_use, 3),
-        "host_bytes": program.host_bytes,
-        "device_bytes": program.device_bytes,
-        "disk_bytes": _disk_bytes(executable.kept_as, call, files) if call else 0,
-        "saved_s": round(executable.saved_s, 6),
-        "program": program.id,
-    }
+    disk_bytes = _disk_bytes(executable.kept_as, call, files) if call else 0
+    arguments = arguments_text(executable.recorded.skeleton, parameters)
+    row = _memory_row(executable, arguments, disk_bytes)
+    return _listed(row, time.monotonic() - executable.last_use, executable.program.id)
 
 
 def _on_disk(name: bytes, call: CallRecord, files: Files) -> Row:
     used = max(files["calls", name.hex()].used, files[_program_file(call)].used)
-    return {
-        "name": call.name,
-        "key": call.key.hex(),
-        "arguments": arguments_text(call.skeleton, call.parameters),
-        "state": "disk",
-        "build_s": round(call.trace_s + call.compile_s, 6),
-        "load_s": 0.0,
-        "calls": 0,
-        "last_use_s": round(max(0.0, time.time() - used), 3),
-        "host_bytes": 0,
-        "device_bytes": 0,
-        "disk_bytes": _disk_bytes(name, call, files),
-        "saved_s": 0.0,
-        "program": call.program,
-    }
+    return _listed(
+        _disk_row(call, _disk_bytes(name, call, files)), time.time() - used, call.program
+    )
+
+
+def _listed(row: ProgramRow, age_s: float, program: bytes) -> Row:
+    """A row of a view as one of the inventory: with the seconds since its last use."""
+    found = row_dict(row)
+    del found["last_use"]
+    age_s = round(max(0.0, age_s), 3)
+    return {"key": found.pop("function"), **found, "last_use_s": age_s, "program": program}
+
+
+def _memory_row(
+    executable: Executable, arguments: str, disk_bytes: int, last_use: float = 0.0
+) -> ProgramRow:
+    program = executable.program
+    return ProgramRow(
+        executable.key.hex(),
+        executable.name,
+        arguments,
+        "memory",
+        program.host_bytes,
+        program.device_bytes,
+        disk_bytes,
+        round(executable.costs.build_s, 6),
+        round(program.load_s, 6),
+        executable.calls,
+        round(executable.saved_s, 6),
+        last_use,
+    )
+
+
+def _disk_row(call: CallRecord, disk_bytes: int) -> ProgramRow:
+    return ProgramRow(
+        call.key.hex(),
+        call.name,
+        arguments_text(call.skeleton, call.parameters),
+        "disk",
+        disk_bytes=disk_bytes,
+        build_s=round(call.trace_s + call.compile_s, 6),
+        last_use=round(call.created, 3),
+    )
 
 
 def _disk_bytes(name: bytes, call: CallRecord, files: Files) -> int:
@@ -318,7 +334,7 @@ class ProgramRows:
     def _note_all(self) -> None:
         """The same for all that there is: at first, and when more has happened than is noted."""
         if not self._has_begun:
-            threading.Thread(target=self._read_disk, name="jaxd-view", daemon=True).start()
+            start_daemon("jaxd-view", self._read_disk)
         self._has_begun = True
         self._pipeline.executables.dropped.clear()
         there = {one.id: weakref.ref(one) for one in self._pipeline.executables.all()}
@@ -361,20 +377,7 @@ class ProgramRows:
             arguments = arguments_text(executable.recorded.skeleton, parameters)
         if executable.kept_as and not disk_bytes:
             self._unwritten[name] = _TRIES, program.id
-        row = ProgramRow(
-            executable.key.hex(),
-            executable.name,
-            arguments,
-            "memory",
-            program.host_bytes,
-            program.device_bytes,
-            disk_bytes,
-            round(executable.costs.build_s, 6),
-            round(program.load_s, 6),
-            executable.calls,
-            round(executable.saved_s, 6),
-            self._wall(executable.last_use),
-        )
+        row = _memory_row(executable, arguments, disk_bytes, self._wall(executable.last_use))
         self._journal.put("programs", name, row_dict(row))
 
     def _put_function(self, use: FunctionUse) -> None:
@@ -442,13 +445,4 @@ class ProgramRows:
             row = name.hex()
             kept = 0 if call.obstacle is not None else self._disk_bytes(row, call.program)
             if kept:
-                on_disk = ProgramRow(
-                    call.key.hex(),
-                    call.name,
-                    arguments_text(call.skeleton, call.parameters),
-                    "disk",
-                    disk_bytes=kept,
-                    build_s=round(call.trace_s + call.compile_s, 6),
-                    last_use=round(call.created, 3),
-                )
-                self._found.append((row, on_disk))
+                self._found.append((row, _disk_row(call, kept)))
