@@ -72,7 +72,7 @@ class ClientProxy:
     def _only_buffer(self, verb: str, *args: Value) -> memoryview:
         _, frame = self._ask(verb, *args)
         if len(frame.buffers) != 1:
-            raise ProtocolError(f"the client sent nothing for {verb!r} of a function of its own.")
+            raise ProtocolError(f"the client sent no {verb} for a function of its own.")
         return frame.buffers[0]
 
     def read(self, fingerprint: bytes, read: ProcessRead) -> Any:
