@@ -141,7 +141,7 @@ class BuildScenario:
     def will_answer(self, *replies: Reply) -> FakeBuilder:
         """Has one builder, which answers that."""
         if not self.builders:
-            self.building._builders.start_spare()
+            self.building.builders.start_spare()
         self.builders[-1].replies = list(replies)
         return self.builders[-1]
 

@@ -350,8 +350,8 @@ class InProcessServer:
             endpoint.close()
         worker_context = self.parts._worker_context
         worker_context.watchdog.stop()
-        self.parts.pipeline._source._compiler.close()
-        self.parts._building.close()
+        self.parts.pipeline.source._compiler.close()
+        self.parts._building.builders.close()
         if self.parts.pipeline.program_cache is not None:
             self.parts.pipeline.program_cache.close()
         until(lambda: not self.parts.status.now()["connections"])

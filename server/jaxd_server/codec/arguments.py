@@ -132,6 +132,14 @@ def empty_leaves(layout: Layout, buffers: Sequence[memoryview]) -> list[Any]:
     return leaves
 
 
+def empty_arguments(
+    skeleton: bytes, statics: StaticArgs, buffers: Sequence[memoryview] = ()
+) -> Arguments:
+    """The arguments of a call that has no data of arrays; raises as the functions that it is of."""
+    layout = parse_arguments(skeleton)
+    return build_arguments(layout, empty_leaves(layout, buffers), statics)
+
+
 def _empty(leaf: Leaf, buffers: Iterator[memoryview]) -> Any:
     if leaf.tag == "P":
         data = next(buffers)

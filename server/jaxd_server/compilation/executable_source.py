@@ -5,7 +5,6 @@ What comes out of tracing is compiled only when no other function has the same p
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -32,6 +31,7 @@ from jaxd_server.compilation.functions.table import Functions
 from jaxd_server.compilation.program_source import ProgramSource
 from jaxd_server.runtime.counters import Counters, Counts
 from jaxd_server.runtime.imported_packages import Change, Dependencies, ImportedPackages
+from jaxd_server.runtime.limits import RateLimiter
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.user_code.callback_targets import CallbackTargets
 from jaxd_server.user_code.jax_callbacks import redirecting_callbacks
@@ -43,9 +43,9 @@ _HOUR_S: Final = 3600.0
 
 
 class BuildQuota:
-    """A token bucket of build seconds for each principal. Thread-safe.
+    """Limits the build seconds of each principal. Thread-safe.
 
-    A build is not interrupted: the last one may overdraw the bucket, and the wait is longer then.
+    A build is not interrupted: the last one may be over the limit, and the wait is longer then.
     One that fails or is given up counts as well, for as long as it went on.
 
     Args:
@@ -56,8 +56,7 @@ class BuildQuota:
     def __init__(self, seconds: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
         self._clock = clock
-        self._spent: dict[str, tuple[float, float]] = {}  # seconds, and when that was
-        self._lock = threading.Lock()  # guards the table
+        self._limiter = RateLimiter(seconds, seconds / _HOUR_S, clock)
 
     def require(self, principal: str) -> None:
         """Checks that something may be built for a principal.
@@ -65,25 +64,18 @@ class BuildQuota:
         Raises:
             LimitExceeded: when it may not; the message has the time to wait.
         """
-        with self._lock:
-            over = self._left(principal) - self._seconds
-        if not self._seconds or over < 0:
-            return
-        wait_s = max(1.0, over * _HOUR_S / self._seconds)
-        raise LimitExceeded(
-            f"the server has traced and compiled {self._seconds:,.0f} s for you in the last hour "
-            f"or so, and gives each user no more. Programs that are ready go on answering; new "
-            f"ones can be made again in {wait_s:,.0f} s, or with a larger --principal-build-s."
-        )
+        wait_s = self._limiter.wait_s(principal, 0.0) if self._seconds else 0.0
+        if wait_s:
+            raise LimitExceeded(
+                f"the server has traced and compiled {self._seconds:,.0f} s for you in the last "
+                "hour or so, and gives each user no more. Programs that are ready go on answering; "
+                f"new ones can be made again in {max(1.0, wait_s):,.0f} s, or with a larger "
+                "--principal-build-s."
+            )
 
     def spend(self, principal: str, seconds: float) -> None:
         """Counts seconds that were spent for a principal."""
-        if not self._seconds:
-            return
-        with self._lock:
-            self._spent[principal] = self._left(principal) + seconds, self._clock()
-            for name in [name for name in self._spent if not self._left(name)]:
-                del self._spent[name]
+        self._limiter.record(principal, seconds)
 
     @contextmanager
     def charging(self, principal: str) -> Iterator[None]:
@@ -93,11 +85,6 @@ class BuildQuota:
             yield
         finally:
             self.spend(principal, self._clock() - started)
-
-    def _left(self, principal: str) -> float:
-        """What was spent, less what was refilled since."""
-        spent, at = self._spent.get(principal, (0.0, 0.0))
-        return max(0.0, spent - (self._clock() - at) * self._seconds / _HOUR_S)
 
 
 class BuildResult(NamedTuple):
@@ -280,10 +267,6 @@ class ExecutableSource:
             program.written = written
             cache.keep_program(program)
         return written
-
-    def discard(self, executable: Executable) -> None:
-        """Forgets the program of an executable that does not run; see `ProgramSource.discard`."""
-        self.programs.discard(executable.program)
 
     def _loaded(self, request: BuildRequest) -> BuildResult | None:
         """The executable from disk, if it is there and sound."""

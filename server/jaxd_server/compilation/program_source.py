@@ -10,7 +10,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any, Final
 
-from jaxd_protocol.base.process import usable_processors
+from jaxd_protocol.base.process import start_daemon, usable_processors
 from jaxd_protocol.jax_objects.program_bytes import Serialized
 from jaxd_server.compilation.compiling.build_request import BuildRequest
 from jaxd_server.compilation.compiling.compiler import Compiler, LoweredFunction
@@ -19,10 +19,15 @@ from jaxd_server.compilation.disk_cache.programs import NotStored, ProgramCache
 from jaxd_server.compilation.eviction import Limits, excess_bytes, host_bytes_of
 from jaxd_server.jax_compat.compilation_cache import bypassed, hits_in_thread
 from jaxd_server.jax_compat.placement import are_several, index_of, read_program
-from jaxd_server.jax_compat.programs import NotSerializable, is_out_of_memory, load, serialized
+from jaxd_server.jax_compat.programs import (
+    Loaded,
+    NotSerializable,
+    is_out_of_memory,
+    load,
+    serialized,
+)
 from jaxd_server.runtime.counters import Counters
 from jaxd_server.runtime.logs import log_event
-from jaxd_server.runtime.system_memory import resident_bytes
 
 
 class NotMoved(Exception):
@@ -158,29 +163,24 @@ class ProgramSource:
         made = lowered.elsewhere.compile(request.device)
         if made is None:
             return None
-        started, before = time.monotonic(), resident_bytes()
+        # Where this function is not kept, another one that has the same program may be later.
+        is_needed = self._program_cache is not None or are_several()
         try:
-            call = load(*made.program)
+            found = Program.loaded(
+                lowered.program,
+                made.compile_s,
+                lambda: (load(*made.program), made.program.devices),
+                is_bound=made.is_bound,
+                written=made.program if is_needed else None,
+            )
         except Exception as error:
             if is_out_of_memory(error):
                 raise
             reason = f"{type(error).__name__}: {error}"
             log_event("builder_refused", function=request.function.name, reason=reason)
             return None
-        load_s = time.monotonic() - started
-        lowered.elsewhere.loaded(load_s)
-        # Where this function is not kept, another one that has the same program may be later.
-        is_needed = self._program_cache is not None or are_several()
-        return Program(
-            lowered.program,
-            call,
-            made.compile_s,
-            load_s,
-            max(0, resident_bytes() - before),
-            made.program.devices,
-            is_bound=made.is_bound,
-            written=made.program if is_needed else None,
-        )
+        lowered.elsewhere.loaded(found.load_s)
+        return found
 
     def bytes_of(self, program: Program) -> Serialized:
         """The bytes of a program: those of the process that compiled it, written once.
@@ -247,27 +247,21 @@ class ProgramSource:
     def _moved(self, program: Program, device: int) -> Program:
         with suppress(NotStored):  # it is not written yet, or never will be
             return self._read(program.id, device)
-        started, before = time.monotonic(), resident_bytes()
-        try:
+
+        def read() -> tuple[Loaded, tuple[int, ...]]:
             if not program.is_original:
-                raise NotMoved("XLA writes only what it compiled")  # noqa: TRY301  as the others
+                raise NotMoved("XLA writes only what it compiled")
             written = program.written or serialized(program.compiled, program.devices)
-            call, devices = read_program(written, device)
+            return read_program(written, device)
+
+        try:
+            return Program.loaded(program.id, program.compile_s, read, is_original=False)
         except Exception as error:
             if is_out_of_memory(error):
                 raise
             reason = f"{type(error).__name__}: {error}"
             log_event("program_not_moved", program=program.id.hex(), device=device, reason=reason)
             raise NotMoved(reason) from error
-        return Program(
-            program.id,
-            call,
-            program.compile_s,
-            time.monotonic() - started,
-            max(0, resident_bytes() - before),
-            devices,
-            is_original=False,
-        )
 
 
 _PRELOADING_THREADS: Final = 4
@@ -321,9 +315,7 @@ class Preloader:
         started = time.monotonic()
         self._working = min(_PRELOADING_THREADS, usable_processors(), self._left)
         for _ in range(self._working):
-            threading.Thread(
-                target=self._work, args=(started,), name="jaxd-preload", daemon=True
-            ).start()
+            start_daemon("jaxd-preload", self._work, started)
 
     def __len__(self) -> int:
         return len(self._source.ahead)

@@ -16,7 +16,6 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from jaxd_protocol.errors import Cancelled, PlaceRefused
-from jaxd_protocol.jax_objects.program_bytes import Serialized
 from jaxd_protocol.jit.static_args import dynamic
 from jaxd_protocol.messages.calls import FAILED, OK
 from jaxd_protocol.messages.data_locations import pack_leaf_spans
@@ -26,9 +25,8 @@ from jaxd_protocol.messages.report import Use
 from jaxd_protocol.pytree import Layout
 from jaxd_server.codec.arguments import Arguments, build_arguments, donated_leaves, leaves_of
 from jaxd_server.compilation.compiling.build_request import BuildRequest
-from jaxd_server.compilation.compiling.compiler import LoweredFunction
 from jaxd_server.compilation.compiling.executable import Executable
-from jaxd_server.compilation.compiling.program import Program, identity_of
+from jaxd_server.compilation.compiling.program import identity_of
 from jaxd_server.compilation.disk_cache.programs import ProgramCache
 from jaxd_server.compilation.executable_source import BuildResult, ExecutableSource
 from jaxd_server.compilation.executables import DeviceChoice, Executables, Plan, PlanMismatch
@@ -83,6 +81,7 @@ class Pipeline:
     Attributes:
         build_log: what was built, and why.
         program_cache: what is kept on disk; None where nothing is.
+        source: makes executables and programs.
         uses: what was saved for whom, and spent.
         oom_handler: what is done when the device has no room.
         crash_guard: which calls are run alone, or not at all.
@@ -110,12 +109,12 @@ class Pipeline:
         self.program_cache = program_cache
         self.build_log = BuildLog(program_cache)
         self.uses = UseTable(None if program_cache is None else f"{program_cache.store.root}/use")
-        self._source = source
+        self.source = source
         self.oom_handler = oom_handler
         self._packages = packages
         self.crash_guard = CrashGuard(admission)
         self.touched: deque[Touched] = deque(maxlen=MAX_TOUCHED)
-        self._executor = Executor(functions, executables, oom_handler, source.discard)
+        self._executor = Executor(functions, executables, oom_handler, source.programs)
         self._callback_lock = CallbackLock()
         self._devices = Devices()
         self._are_several = len(self._devices) > 1
@@ -187,14 +186,6 @@ class Pipeline:
         finally:
             self.admission.release(operation)
             self.counters.add()
-
-    def bytes_of(self, program: Program) -> Serialized:
-        """The bytes of a program; see `ProgramSource.bytes_of`."""
-        return self._source.programs.bytes_of(program)
-
-    def compiled(self, request: BuildRequest, lowered: LoweredFunction) -> Serialized:
-        """The bytes of a lowered program; see `ExecutableSource.compiled`."""
-        return self._source.compiled(request, lowered)
 
     def _failed(self, call: Call, error: BaseException) -> Reply:
         self.counters.add(call.session.counts, calls=1, failed_calls=1)
@@ -339,7 +330,7 @@ class Pipeline:
         with placed(call.device):
             leaves = call.leaves(layout, donated)
         arguments = build_arguments(layout, leaves, function.statics)
-        job = _BuildJob(self, self._source, function, call, arguments, layout)
+        job = _BuildJob(self, function, call, arguments, layout)
         make = job.make  # as long as this is held, what it makes is not dropped
         try:
             executable = self.executables.obtain(
@@ -494,7 +485,6 @@ class _BuildJob:
     """
 
     pipeline: Pipeline
-    source: ExecutableSource
     function: Function
     call: Call
     arguments: Arguments
@@ -514,7 +504,7 @@ class _BuildJob:
         """
         pipeline, function, call = self.pipeline, self.function, self.call
         request = self._request()
-        made = self._recorded(lambda: self.source.make(request))
+        made = self._recorded(lambda: pipeline.source.make(request))
         log_event(
             "built",
             call=call.identify(),
@@ -545,8 +535,8 @@ class _BuildJob:
 
     def move(self, one: Executable) -> Executable | None:
         """The executable, of one for another device; None when it has to be made."""
-        call = self.call
-        self.made = self.source.moved(one, self.function, call.device, call.session.counts)
+        call, source = self.call, self.pipeline.source
+        self.made = source.moved(one, self.function, call.device, call.session.counts)
         return None if self.made is None else self.pipeline.examine(self.made.executable)
 
     def _request(self) -> BuildRequest:

@@ -11,7 +11,7 @@ import itertools
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -42,6 +42,7 @@ from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.executables import Executables
 from jaxd_server.compilation.functions.function import Function
 from jaxd_server.compilation.functions.table import FunctionReplaced, Functions, FunctionSource
+from jaxd_server.compilation.program_source import ProgramSource
 from jaxd_server.execution.call import Call, Reply
 from jaxd_server.execution.memory_room import MemoryReservations, OutOfMemoryHandler
 from jaxd_server.jax_compat.config import configured
@@ -307,7 +308,7 @@ class Executor:
         functions: where a function is found whose result is not a number.
         executables: where a broken program is dropped.
         oom_handler: makes room on the device.
-        discard: drops a broken program from disk.
+        programs: where it is dropped as well.
     """
 
     def __init__(
@@ -315,12 +316,12 @@ class Executor:
         functions: Functions,
         executables: Executables,
         oom_handler: OutOfMemoryHandler,
-        discard: Callable[[Executable], None],
+        programs: ProgramSource,
     ) -> None:
         self._functions = functions
         self._executables = executables
         self._oom_handler = oom_handler
-        self._discard = discard
+        self._programs = programs
         self._memory_reservations = MemoryReservations(oom_handler.spare)
 
     def dispatch(self, run: Run) -> None:
@@ -384,5 +385,5 @@ class Executor:
             return
         log_event("program_broken", function=executable.name, reason=str(error))
         self._executables.discard(executable)
-        self._discard(executable)
+        self._programs.discard(executable.program)
         raise BrokenProgram from error

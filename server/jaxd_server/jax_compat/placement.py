@@ -42,8 +42,8 @@ def are_several() -> bool:
 
 
 def index_of(device_id: int) -> int:
-    """The index among jax's devices of the one with that id."""
-    return next(i for i, device in enumerate(_devices()) if device.id == device_id)
+    """The index among jax's devices of the one with that id; -1: it is not in this process."""
+    return next((i for i, device in enumerate(_devices()) if device.id == device_id), -1)
 
 
 # arrays ------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, TypeVar
@@ -24,7 +24,7 @@ from jaxd_protocol.jax_objects.lowered_bytes import NotTransferable, pack_lowere
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.jit.static_args import dynamic
 from jaxd_protocol.messages.failures import Failure, decode_failure, encode_failure
-from jaxd_protocol.messages.recorded_reads import ProcessRead, RecordedRead
+from jaxd_protocol.messages.recorded_reads import ProcessRead
 from jaxd_protocol.packages.distributions import Package
 from jaxd_server.codec.arguments import Arguments, build_arguments, parse_arguments, structure_of
 from jaxd_server.compilation.compiling.compiler import (
@@ -37,7 +37,7 @@ from jaxd_server.compilation.compiling.compiler import (
 from jaxd_server.compilation.disk_cache.compile_target import target
 from jaxd_server.compilation.disk_cache.records import call_name
 from jaxd_server.compilation.functions.function import Described, Function
-from jaxd_server.compilation.functions.table import Functions
+from jaxd_server.compilation.functions.table import Clientless, Functions
 from jaxd_server.compilation.remote_build.messages import (
     Answered,
     BuildOrder,
@@ -383,14 +383,13 @@ class _Drained(Counters):
         return counts
 
 
-class _RequestedFunction:
+class _RequestedFunction(Clientless):
     """The source of a function that a request contains."""
-
-    owner = b""
 
     def __init__(
         self, order: BuildOrder, read: Callable[[BuildOrder, bytes, ProcessRead], Any]
     ) -> None:
+        super().__init__(LookupError("the worker has asked the client."))
         self._order = order
         self._read = read
 
@@ -404,14 +403,6 @@ class _RequestedFunction:
 
     def read(self, fingerprint: bytes, read: ProcessRead) -> Any:
         return self._read(self._order, fingerprint, read)
-
-    def confirm(
-        self, fingerprint: bytes, reads: tuple[ProcessRead, ...]
-    ) -> tuple[RecordedRead, ...]:
-        raise LookupError("the worker has asked the client.")
-
-    def waiting(self) -> AbstractContextManager[None]:
-        return nullcontext()
 
 
 def _failure(error: BaseException) -> Failure:

@@ -13,8 +13,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final, NoReturn
 
@@ -26,15 +25,15 @@ from jaxd_protocol.jit.options import Options
 from jaxd_protocol.jit.settings import when_run
 from jaxd_protocol.jit.static_args import StaticArgs
 from jaxd_protocol.messages.function_manifest import FunctionManifest
-from jaxd_protocol.messages.recipes import NotOffered, Offered, Recipe, RecordedCall
+from jaxd_protocol.messages.recipes import NotOffered, Offered, Recipe
 from jaxd_protocol.network.tokens import without_password
-from jaxd_protocol.pytree import BlobLayout
 from jaxd_server.cache.shared_store import open_shared_store
 from jaxd_server.cache.store import open_store
-from jaxd_server.codec.arguments import Arguments, build_arguments, empty_leaves, parse_arguments
+from jaxd_server.codec.arguments import empty_arguments
 from jaxd_server.codec.results import ResultLayout
 from jaxd_server.compilation.compiling.build_request import BuildRequest
 from jaxd_server.compilation.compiling.compiler import Compiler
+from jaxd_server.compilation.compiling.executable import obstacle_elsewhere
 from jaxd_server.compilation.disk_cache.compile_target import target
 from jaxd_server.compilation.disk_cache.programs import NotStored, ProgramCache
 from jaxd_server.compilation.disk_cache.records import call_name
@@ -44,14 +43,12 @@ from jaxd_server.compilation.functions.table import Functions, FunctionSource
 from jaxd_server.compilation.remote_build.builder_process import BUILDER_COMMAND, BuilderProcess
 from jaxd_server.compilation.remote_build.policy import BuildPolicy, Clients
 from jaxd_server.jax_compat.lowered_transfer import can_unpack
-from jaxd_server.jax_compat.placement import index_of
 from jaxd_server.runtime.counters import Counters
-from jaxd_server.runtime.events import Emit, OutputOnce
+from jaxd_server.runtime.events import Emit
 from jaxd_server.runtime.imported_packages import ImportedPackages
 from jaxd_server.runtime.log_events import EVENTS
 from jaxd_server.runtime.threads.executors import SingleFlight
 
-_NO_PLACE: Final = BlobLayout((), (), 0, 0, (), ())
 _COMMAND: Final = (
     *("/usr/bin/env", "-u", "JAXD", "-u", "JAXD_TRACE", "JAX_PLATFORMS=cpu"),
     *BUILDER_COMMAND,
@@ -124,12 +121,13 @@ class StorePrograms:
         if function.key != recipe.key:
             return _reading_more(function)
         (call,) = recipe.calls
-        layout = parse_arguments(call.skeleton)
-        arguments = build_arguments(layout, empty_leaves(layout, ()), statics)
+        arguments = empty_arguments(call.skeleton, statics)
         name = call_name(function, arguments)
         if name is None:
             return NotOffered("what it means differs from process to process")
-        request = _request(function, arguments, call, source, emit)
+        request = BuildRequest.without_data(
+            *(function, arguments, call, source, emit), principal=f"uid:{os.getuid()}"
+        )
         return self._flights.run(name, lambda: None, lambda: self._found(request, name))
 
     def _found(self, request: BuildRequest, name: bytes) -> Offered | NotOffered:
@@ -144,7 +142,7 @@ class StorePrograms:
         try:
             made = self._source.make(request)
         except _NotBuiltHere as error:
-            if self._building.is_refused(request.function):
+            if request.function.key in self._building.builders.refused:
                 recorded, modules = request.recorded, request.function.modules
                 packages = self._packages.dependencies(
                     modules, (request.skeleton, *recorded.pickles)
@@ -174,12 +172,9 @@ class StorePrograms:
         self, function: Function, name: bytes, program: Serialized, form: ResultLayout
     ) -> Offered | NotOffered:
         """A program as it may run in this process; or why it may not."""
-        config = when_run(function.options.config)
-        counting = [name for name, _ in config if name != "jax_enable_x64"]
-        if counting:
-            return NotOffered(f"settings count while its program runs: {', '.join(counting)}")
-        if not _is_on_first(program.devices) or not form.is_lasting:
-            return NotOffered("its program runs on several devices, or not on the first")
+        obstacle = obstacle_elsewhere(when_run(function.options.config), program.devices, form)
+        if obstacle:
+            return NotOffered(obstacle)
         is_built = name in self._built
         self._built.discard(name)
         return Offered(name, program, form.skeleton, form.order, is_built)
@@ -191,7 +186,7 @@ class StorePrograms:
     def close(self) -> None:
         """Writes what waits to be written, and ends the builder."""
         if self._building is not None:
-            self._building.close()
+            self._building.builders.close()
         self._cache.close()
 
 
@@ -258,35 +253,7 @@ def _function_of(recipe: Recipe, statics: StaticArgs) -> Function:
     return Function(recipe.key, described, statics, recipe.parameters)
 
 
-def _request(
-    function: Function,
-    arguments: Arguments,
-    call: RecordedCall,
-    source: FunctionSource,
-    emit: Emit,
-) -> BuildRequest:
-    return BuildRequest(
-        function,
-        arguments,
-        call,
-        call.skeleton,
-        _NO_PLACE,
-        b"",
-        (),
-        source,
-        OutputOnce(emit),
-        warm_only=True,
-        principal=f"uid:{os.getuid()}",
-    )
-
-
 def _reading_more(function: Function) -> NotOffered:
     manifest = function.described.manifest
     reads = () if manifest is None else tuple(each.read for each in manifest.reads)
     return NotOffered("it reads more of its process than its key counts", reads)
-
-
-def _is_on_first(devices: Sequence[int]) -> bool:
-    with suppress(StopIteration):
-        return len(devices) == 1 and index_of(devices[0]) == 0
-    return False

@@ -8,7 +8,6 @@ One of the few modules that import rpyc; relies on `Connection._box`, `Connectio
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
 import cloudpickle
@@ -21,12 +20,12 @@ from jaxd_protocol.errors import JaxdError, PackingError, ProtocolError
 from jaxd_protocol.jit.options import Options, fingerprint_of, function_key
 from jaxd_protocol.messages.calls import FAILED, OK
 from jaxd_protocol.messages.failures import decode_failure
-from jaxd_protocol.messages.recorded_reads import ProcessRead, RecordedRead
 from jaxd_protocol.pytree.decoder import COUNT
 from jaxd_protocol.wire import BulkChannel
 from jaxd_protocol.wire.connection import PLAIN_CONFIG
 from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.functions.function import Described
+from jaxd_server.compilation.functions.table import Clientless
 from jaxd_server.execution.call import Call, Reply
 from jaxd_server.execution.pipeline import Pipeline
 from jaxd_server.rpc.flow_control import ConnectionShare
@@ -63,30 +62,18 @@ class _StockConnection(Connection):  # type: ignore[misc]
             self._cleanup()
 
 
-class _SentCode:
+class _SentCode(Clientless):
     """A function source for a client that has sent the code with the call."""
 
     def __init__(self, code: bytes) -> None:
+        super().__init__(PackingError("a stock client is not asked for what its function reads."))
         self._code = code
-
-    owner = b""
 
     def describe(self, key: bytes) -> Described:
         return Described(fingerprint_of(self._code), "a stock client's function", Options())
 
     def code(self, fingerprint: bytes) -> bytes:
         return self._code
-
-    def read(self, fingerprint: bytes, read: ProcessRead) -> Any:
-        raise PackingError(f"a stock client is not asked for {read.label}.")
-
-    def confirm(
-        self, fingerprint: bytes, reads: tuple[ProcessRead, ...]
-    ) -> tuple[RecordedRead, ...]:
-        raise PackingError("a stock client is not asked for what its function reads.")
-
-    def waiting(self) -> AbstractContextManager[None]:
-        return nullcontext()
 
 
 class StockService(rpyc.Service):  # type: ignore[misc]

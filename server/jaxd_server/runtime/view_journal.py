@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.messages.server_view import EventRow, read_row, row_dict
 from jaxd_server.runtime.log_events import EVENTS
-from jaxd_server.runtime.logs import LoggedEvent
+from jaxd_server.runtime.logs import recent_events
 from jaxd_server.runtime.system_memory import resident_bytes
 
 Place = tuple[str, str]
@@ -182,25 +182,33 @@ class Journal:
         found: list[_Entry] = []
         for entry in reversed(self._rows.items()):
             if entry[1][0] <= since:
-                return found[::-1][:most], most is not None and len(found) > most
+                break
             found.append(entry)
             if most is not None and len(found) > 2 * most:
-                break
-        else:
-            return found[::-1][:most], most is not None and len(found) > most
-        later = (entry for entry in self._rows.items() if entry[1][0] > since)
-        return list(islice(later, most)), True
+                later = (entry for entry in self._rows.items() if entry[1][0] > since)
+                return list(islice(later, most)), True
+        return found[::-1][:most], most is not None and len(found) > most
 
 
 _Entry = tuple[Place, tuple[int, Any]]
 
 
-def event_row(event: LoggedEvent) -> dict[str, Any]:
-    """A row of a view of an event of the log."""
-    named = {name: str(event.fields.get(name) or "") for name in ("function", "call", "principal")}
-    level, at = EVENTS[event.name].level, round(event.at, 3)
-    row = EventRow(at, event.name, level, **named, text=event.text)
-    return row_dict(read_row(EventRow(), row_dict(row)))  # texts may be of functions
+def take_events(journal: Journal, epoch: int, last: int) -> int:
+    """Adds the events of the log that came after that number; the number of the last one.
+
+    Args:
+        journal: of this process.
+        epoch: that of the worker; 0 of the host.
+        last: what this returned before.
+    """
+    for event in recent_events.after(last):
+        named = {n: str(event.fields.get(n) or "") for n in ("function", "call", "principal")}
+        level, at = EVENTS[event.name].level, round(event.at, 3)
+        row = row_dict(EventRow(at, event.name, level, **named, text=event.text))
+        # texts may be of functions
+        journal.put("events", f"{epoch}.{event.number}", row_dict(read_row(EventRow(), row)))
+        last = event.number
+    return last
 
 
 def resident_steps(pid: int) -> int:

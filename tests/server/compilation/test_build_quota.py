@@ -38,16 +38,6 @@ def test_seconds_are_counted_for_each_and_come_back() -> None:
     quota.require("alice")
 
 
-def test_nobody_is_remembered_for_longer_than_needed() -> None:
-    """An account that is full again is no account."""
-    clock = Clock()
-    quota = BuildQuota(360.0, clock)
-    quota.spend("alice", 10.0)
-    clock.now += 3600.0
-    quota.spend("bob", 10.0)
-    assert list(quota._spent) == ["bob"]
-
-
 def test_a_client_that_has_had_its_share_goes_on_with_what_is_ready(
     open_in_process_server: Callable[..., InProcessServer],
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from jaxd_protocol.messages.recipes import RecordedCall
 from jaxd_protocol.pytree import BlobLayout
@@ -11,24 +11,9 @@ from jaxd_server.codec.arguments import Arguments
 from jaxd_server.compilation.functions.function import Function
 from jaxd_server.compilation.functions.table import FunctionSource
 from jaxd_server.runtime.counters import Counts
-from jaxd_server.runtime.events import OutputOnce
+from jaxd_server.runtime.events import SILENT, Emit, OutputOnce
 
-
-class Question(NamedTuple):
-    """What is to be shown: of which function, and for which arguments.
-
-    Attributes:
-        function: which.
-        arguments: of what shapes.
-        skeleton, buffers: the same as in the message.
-        source: whom to ask for the code.
-    """
-
-    function: Function
-    arguments: Arguments
-    skeleton: bytes
-    buffers: Sequence[memoryview]
-    source: FunctionSource
+_NO_PLACE: Final = BlobLayout((), (), 0, 0, (), ())
 
 
 class BuildRequest(NamedTuple):
@@ -62,3 +47,35 @@ class BuildRequest(NamedTuple):
     principal: str = ""
     counts: Counts | None = None
     name: bytes | None = None
+
+    @classmethod
+    def without_data(
+        cls,
+        function: Function,
+        arguments: Arguments,
+        call: RecordedCall,
+        source: FunctionSource,
+        emit: Emit = SILENT,
+        buffers: Sequence[memoryview] = (),
+        principal: str = "",
+        counts: Counts | None = None,
+    ) -> BuildRequest:
+        """The same where there is no call, and of its arguments no data.
+
+        Args:
+            function: see `BuildRequest`, as the others.
+            arguments: of what shapes.
+            call: one with such arguments.
+            source: whom to ask for the code.
+            emit: takes the events of the build.
+            buffers: those of pickled leaves.
+            principal: for whom it is built.
+            counts: what is counted for the principal.
+        """
+        return cls(
+            *(function, arguments, call, call.skeleton, _NO_PLACE, b"", buffers, source),
+            OutputOnce(emit),
+            warm_only=True,
+            principal=principal,
+            counts=counts,
+        )

@@ -13,6 +13,7 @@ from jaxd_protocol.messages.recipes import RecordedCall
 from jaxd_server.codec.results import ResultLayout, RetainedLeaves
 from jaxd_server.compilation.compiling.program import Program
 from jaxd_server.jax_compat.config import configured
+from jaxd_server.jax_compat.placement import index_of
 from jaxd_server.runtime.counters import FunctionUse
 from jaxd_server.runtime.imported_packages import Change, Dependencies
 
@@ -38,6 +39,22 @@ class Costs:
     def build_s(self) -> float:
         """What each process would pay that has to make it by itself."""
         return self.trace_s + self.compile_s
+
+
+def obstacle_elsewhere(config: Config, devices: Sequence[int], form: ResultLayout) -> str:
+    """Why a program runs in no other process than the one that has it; empty when it may.
+
+    Args:
+        config: jax's settings while it runs.
+        devices: ids of those that it runs on.
+        form: how its results travel.
+    """
+    if len(devices) != 1 or index_of(devices[0]):
+        return "its program runs on several devices, or not on the first"
+    counting = [name for name, _ in config if name != "jax_enable_x64"]
+    if counting:
+        return f"settings count while its program runs: {', '.join(counting)}"
+    return "" if form.is_lasting else "its result holds objects that only the server has"
 
 
 _serials: Final = itertools.count()

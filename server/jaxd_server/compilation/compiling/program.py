@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any, Final
 from jaxd_protocol.jax_objects.program_bytes import Serialized
 from jaxd_server.jax_compat.lowered import VERSIONS
 from jaxd_server.jax_compat.programs import Flat, device_bytes, direct, run_bytes
+from jaxd_server.runtime.system_memory import resident_bytes
 from jaxd_server.runtime.threads.executors import SingleFlight
 
 
@@ -59,6 +61,27 @@ class Program:
         self.call = _one_at_a_time(run) if is_spread else run
         self.device_bytes = device_bytes(self.compiled)
         self.run_bytes = run_bytes(self.compiled)
+
+    @classmethod
+    def loaded(
+        cls,
+        id: bytes,  # noqa: A002  the field's name
+        compile_s: float,
+        read: Callable[[], tuple[Flat, tuple[int, ...]]],
+        **about: Any,
+    ) -> Program:
+        """A program that is read, with what that takes; raises as `read`.
+
+        Args:
+            id: see `Program`.
+            compile_s: likewise.
+            read: reads it; returns it, and the ids of its devices.
+            about: the other fields.
+        """
+        started, before = time.monotonic(), resident_bytes()
+        call, devices = read()
+        load_s, host_bytes = time.monotonic() - started, max(0, resident_bytes() - before)
+        return cls(id, call, compile_s, load_s, host_bytes, devices, **about)
 
 
 _spread: Final = threading.Lock()

@@ -38,7 +38,6 @@ from jaxd_server.jax_compat.placement import are_several, is_known_as_bound, rea
 from jaxd_server.jax_compat.programs import NotSerializable
 from jaxd_server.runtime.imported_packages import Change, Dependencies, ImportedPackages
 from jaxd_server.runtime.logs import log_event
-from jaxd_server.runtime.system_memory import resident_bytes
 from jaxd_server.runtime.threads.executors import SerialExecutor
 
 
@@ -208,29 +207,18 @@ class ProgramCache:
         record = None if id in self._suspects else self.store.read("programs", id)
         if record is None:
             raise NotStored(id.hex())
-        started, before = time.monotonic(), resident_bytes()
         try:
             inputs, outputs, compile_s, devices, *bound = record.content
             is_bound = is_known_as_bound(devices, bound)
-            wanted = None if is_bound else device
             kept = Serialized(record.payload, inputs, outputs, devices)
-            call, devices = read_program(kept, wanted)
+            read = partial(read_program, kept, None if is_bound else device)
+            return Program.loaded(id, compile_s, read, is_original=False, is_bound=is_bound)
         except Exception as error:
             if programs.is_out_of_memory(error):
                 raise
             if not device or isinstance(error, ValueError):  # else it may run on another
                 self.reject_program(id, f"{type(error).__name__}: {error}")
             raise NotStored(id.hex()) from error
-        return Program(
-            id,
-            call,
-            compile_s,
-            time.monotonic() - started,
-            max(0, resident_bytes() - before),
-            devices,
-            is_original=False,
-            is_bound=is_bound,
-        )
 
     def bytes_of(self, id: bytes) -> Serialized:  # noqa: A002
         """The bytes of a program, once they are on disk.

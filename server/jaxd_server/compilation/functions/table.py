@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
@@ -68,6 +68,41 @@ class FunctionSource(Protocol):
 
     def waiting(self) -> AbstractContextManager[None]:
         """Within it the call waits for an answer of its client, or of another call's client."""
+
+
+class Clientless:
+    """A `FunctionSource` without a client: what is not here already cannot be had.
+
+    Args:
+        refusal: what is raised where a client would be asked.
+    """
+
+    owner = b""
+
+    def __init__(self, refusal: Exception) -> None:
+        self._refusal = refusal
+
+    def describe(self, key: bytes) -> Described:
+        """Raises the refusal, as the next three."""
+        raise self._refusal
+
+    def code(self, fingerprint: bytes) -> bytes | memoryview:
+        """See `describe`."""
+        raise self._refusal
+
+    def read(self, fingerprint: bytes, read: ProcessRead) -> Any:
+        """See `describe`."""
+        raise self._refusal
+
+    def confirm(
+        self, fingerprint: bytes, reads: tuple[ProcessRead, ...]
+    ) -> tuple[RecordedRead, ...]:
+        """See `describe`."""
+        raise self._refusal
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Nobody is waited for."""
+        return nullcontext()
 
 
 class FunctionCache(Protocol):

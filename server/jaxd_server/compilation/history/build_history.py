@@ -18,7 +18,6 @@ from jaxd_protocol.explain.argument_shapes import Argument, argument_shapes
 from jaxd_protocol.messages.function_manifest import FunctionDescriptor
 from jaxd_protocol.network.accounts import UNNAMED
 from jaxd_server.compilation.compiling.executable import Executable
-from jaxd_server.runtime.imported_packages import Change
 
 Visibility = Callable[[bytes], bool]
 """Whether a principal may be shown what is recorded of a key."""
@@ -38,14 +37,11 @@ class KnownFunctions:
 
     def __init__(self, is_owner: Callable[[str], bool] = lambda principal: True) -> None:
         self.is_owner = is_owner
-        self._known: dict[str, BoundedDict[bytes, None]] = {}
-        self._lock = threading.Lock()  # guards the table
+        self._known: dict[str, BoundedDict[bytes, None]] = {}  # each step on it is atomic
 
     def record(self, principal: str, key: bytes) -> None:
         """A principal has called a function."""
-        if self.is_owner(principal):
-            return
-        with self._lock:
+        if not self.is_owner(principal):
             self._known.setdefault(principal, BoundedDict(_MAX_KEYS))[key] = None
 
     def visibility(self, principal: str) -> Visibility:
@@ -56,8 +52,7 @@ class KnownFunctions:
 
     def forget(self, principal: str) -> None:
         """Forgets what was recorded for a principal: the next one of that name is another."""
-        with self._lock:
-            self._known.pop(principal, None)
+        self._known.pop(principal, None)
 
 
 def belongs_to(uid: int) -> Callable[[str], bool]:
@@ -112,21 +107,9 @@ class BuildEntry:
         return _forms_of_small(self.skeleton, self.parameters)
 
     @property
-    def is_warm(self) -> bool:
-        """Whether the server still has the program."""
-        return self.executable is not None and self.executable() is not None
-
-    @property
-    def outdated(self) -> tuple[Change, ...]:
-        """What has become of packages that the program was made of."""
-        executable = None if self.executable is None else self.executable()
-        return () if executable is None else executable.outdated
-
-    @property
-    def calls(self) -> int:
-        """How many calls the program has answered; 0 when it is gone."""
-        executable = None if self.executable is None else self.executable()
-        return 0 if executable is None else executable.calls
+    def warm(self) -> Executable | None:
+        """The program, if the server still has it."""
+        return None if self.executable is None else self.executable()
 
 
 @dataclass(frozen=True, slots=True)

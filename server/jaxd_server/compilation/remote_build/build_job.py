@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, Final, TypeVar
 
@@ -12,7 +12,7 @@ from jaxd_protocol.jax_objects.lowered_bytes import NotTransferable, pack_lowere
 from jaxd_protocol.messages.failures import ForwardedFailure
 from jaxd_server.codec.arguments import structure_of
 from jaxd_server.codec.results import ResultLayout, rebind_form
-from jaxd_server.compilation.compiling.build_request import BuildRequest, Question
+from jaxd_server.compilation.compiling.build_request import BuildRequest
 from jaxd_server.compilation.compiling.builds import check_not_abandoned, current_build
 from jaxd_server.compilation.compiling.compiler import Compiled, LoweredFunction, Shown
 from jaxd_server.compilation.disk_cache.programs import ProgramCache
@@ -422,23 +422,8 @@ def build_order_of(request: BuildRequest, name: bytes) -> BuildOrder | None:
     scalars, buffers = sent_data(
         request.placement, request.blob, request.buffers, warm_only=request.warm_only
     )
-    return _order_of(request.function, request.skeleton, scalars, buffers, name)
-
-
-def order_of_question(question: Question, name: bytes) -> BuildOrder | None:
-    """As `build_order_of`, for a question."""
-    return _order_of(question.function, question.skeleton, (), question.buffers, name)
-
-
-def _order_of(
-    function: Function,
-    skeleton: bytes,
-    scalars: tuple[Any, ...],
-    buffers: Sequence[memoryview],
-    name: bytes,
-) -> BuildOrder | None:
-    described = function.described
+    key, described = request.function.key, request.function.described
     if described.manifest is None or sum(map(len, buffers)) > _MAX_PICKLED_BYTES:
         return None
     sent = tuple(map(bytes, buffers))
-    return BuildOrder(0, function.key, described, None, skeleton, scalars, sent, name)
+    return BuildOrder(0, key, described, None, request.skeleton, scalars, sent, name)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, Literal, NamedTuple
 
-from jaxd_server.compilation.compiling.build_request import BuildRequest, Question
+from jaxd_server.compilation.compiling.build_request import BuildRequest
 from jaxd_server.compilation.compiling.compiler import LoweredFunction
 from jaxd_server.compilation.disk_cache.programs import ProgramCache
 from jaxd_server.compilation.disk_cache.records import call_name
@@ -25,13 +25,11 @@ from jaxd_server.compilation.remote_build.build_job import (
     RemoteBuild,
     RemoteCompile,
     build_order_of,
-    order_of_question,
 )
 from jaxd_server.compilation.remote_build.builder_pool import BuilderPool
 from jaxd_server.compilation.remote_build.builder_process import BuilderProcess
 from jaxd_server.jax_compat.lowered import operations
 from jaxd_server.runtime.counters import Counters
-from jaxd_server.runtime.events import SILENT, OutputOnce
 from jaxd_server.runtime.imported_packages import ImportedPackages
 
 BuildIn = Literal["auto", "worker", "builder"]
@@ -104,6 +102,9 @@ class BuildPolicy:
         deadly: functions that crash the process that builds them: to be recorded there.
         start: starts a builder; without haste, where the argument is False.
         clock: seconds that only grow.
+
+    Attributes:
+        builders: those that there are, and what they cannot build.
     """
 
     def __init__(
@@ -124,12 +125,12 @@ class BuildPolicy:
         self._served_since: float | None = None  # None: nobody is served
         self._packages = packages
         self._program_cache = program_cache
-        self._builders = BuilderPool(counters, packages, deadly, start, clock=clock)
+        self.builders = BuilderPool(counters, packages, deadly, start, clock=clock)
 
     def start(self) -> None:
         """Starts a builder now if every build goes there."""
         if self._build_in == "builder":
-            self._builders.start_spare()
+            self.builders.start_spare()
 
     def poll(self) -> None:
         """Has a spare ready while clients are there; ends those that nobody needs.
@@ -138,8 +139,8 @@ class BuildPolicy:
         """
         is_wanted = self._build_in == "auto" and (self._clients.are_several() or self._is_settled())
         if is_wanted:
-            self._builders.start_spare()
-        self._builders.end_idle(keep=int(is_wanted))
+            self.builders.start_spare()
+        self.builders.end_idle(keep=int(is_wanted))
 
     def _is_settled(self) -> bool:
         """Whether the only client has worked for a while, and still does."""
@@ -150,18 +151,19 @@ class BuildPolicy:
             self._served_since = self._clock()
         return self._clock() - self._served_since >= _SETTLED_S
 
-    def remote_build(self, request: BuildRequest) -> RemoteBuild | None:
+    def remote_build(self, request: BuildRequest, *, asks_early: bool = True) -> RemoteBuild | None:
         """The build of a function in a builder; None: it is traced here.
 
         The client is asked for the code when that is needed.
 
         Args:
-            request: what is to be built; its function need not be unpacked.
+            request: what is to be built, or shown; its function need not be unpacked.
+            asks_early: whether the client is asked before it is known which builder it will be.
 
         Raises:
             Exception: what asking the client raises.
         """
-        builders, function = self._builders, request.function
+        builders, function = self.builders, request.function
         if not self._traces_there(function) or function.key in builders.refused:
             return None
         name = call_name(function, request.arguments)
@@ -172,25 +174,9 @@ class BuildPolicy:
         remote_build = RemoteBuild(
             builders, function, order, request.source, self._program_cache, request.emit
         )
-        if not builders.all_know(order.described.fingerprint):
+        if asks_early and not builders.all_know(order.described.fingerprint):
             remote_build.add_code()  # before it has its turn: the client may take a while
         return remote_build
-
-    def remote_question(self, question: Question) -> RemoteBuild | None:
-        """The same for a question about a function, which is traced where a build of it would be.
-
-        Raises:
-            Exception: what asking the client raises.
-        """
-        builders, function = self._builders, question.function
-        if not self._traces_there(function) or function.key in builders.refused:
-            return None
-        name = call_name(function, question.arguments)
-        order = None if name is None else order_of_question(question, name)
-        if order is None:
-            return None
-        cache, emit = self._program_cache, OutputOnce(SILENT)
-        return RemoteBuild(builders, function, order, question.source, cache, emit)
 
     def compiled_there(self, request: BuildRequest, lowered: LoweredFunction) -> LoweredFunction:
         """A function that was lowered here, with the builder that compiles it, if one does.
@@ -202,36 +188,24 @@ class BuildPolicy:
         if lowered.obstacle is not None or not self._compiles_there(lowered):
             return lowered
         learn = partial(self._size.learn, operations(lowered.lowered, _VERY_MANY))
-        elsewhere = RemoteCompile(self._builders, request, lowered, learn)
+        elsewhere = RemoteCompile(self.builders, request, lowered, learn)
         return replace(lowered, elsewhere=elsewhere)
 
-    def is_refused(self, function: Function) -> bool:
-        """Whether a builder has found that only the process that calls a function can build it."""
-        return function.key in self._builders.refused
-
-    def builders(self) -> list[BuilderProcess]:
-        """The builders that there are."""
-        return self._builders.all()
-
-    def close(self) -> None:
-        """Ends the builders."""
-        self._builders.close()
-
     def _traces_there(self, function: Function) -> bool:
-        is_deadly = function.described in self._builders.deadly
+        is_deadly = function.described in self.builders.deadly
         gains = self._packages.have_changed or self._clients.are_several() or is_deadly
         wanted = self._build_in == "builder" or (self._build_in == "auto" and gains)
-        return wanted and self._builders.can_lend()
+        return wanted and self.builders.can_lend()
 
     def _compiles_there(self, lowered: LoweredFunction) -> bool:
         if self._build_in == "worker":
             return False
         if self._build_in == "builder" or self._clients.are_several():
-            return self._builders.can_lend()
+            return self.builders.can_lend()
         count = operations(lowered.lowered, _VERY_MANY)
-        if count < self._size.least or not self._builders.can_lend():
+        if count < self._size.least or not self.builders.can_lend():
             return False
-        if self._builders.is_ready or count == _VERY_MANY:
+        if self.builders.is_ready or count == _VERY_MANY:
             return True
-        self._builders.start_spare()  # for the next one
+        self.builders.start_spare()  # for the next one
         return False

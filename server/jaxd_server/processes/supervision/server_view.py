@@ -35,15 +35,15 @@ from jaxd_protocol.messages.server_view import (
 from jaxd_server.processes.supervision.supervisor import Supervisor
 from jaxd_server.processes.supervision.untrusted_report import is_number
 from jaxd_server.processes.supervision.worker_process import ANSWER_TIMEOUT_S, WorkerProcess
-from jaxd_server.runtime.logs import MAX_EVENTS, log_event, recent_events
+from jaxd_server.runtime.logs import MAX_EVENTS, log_event
 from jaxd_server.runtime.view_journal import (
     HEARTBEAT_S,
     ROWS_AT_ONCE,
     Journal,
     News,
     Place,
-    event_row,
     resident_steps,
+    take_events,
 )
 
 _USUAL_S: Final = 0.5
@@ -442,9 +442,7 @@ class ServerViews:
         return found
 
     def _take_events(self) -> None:
-        for event in recent_events.after(self._last_event):
-            self._last_event = event.number
-            self.journal.put("events", f"0.{event.number}", event_row(event))
+        self._last_event = take_events(self.journal, 0, self._last_event)
         names = self.journal.names("events")
         if len(names) > MAX_EVENTS:
             names.sort(key=lambda name: self.journal.get("events", name)["at"])

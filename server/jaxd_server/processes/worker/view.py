@@ -38,14 +38,14 @@ from jaxd_server.rpc.inflight_calls import InflightCall
 from jaxd_server.rpc.services.inventory import ProgramRows, arguments_text
 from jaxd_server.rpc.sessions import Session, Sessions
 from jaxd_server.rpc.worker_context import WorkerContext
-from jaxd_server.runtime.logs import MAX_EVENTS, recent_events
+from jaxd_server.runtime.logs import MAX_EVENTS
 from jaxd_server.runtime.view_journal import (
     HEARTBEAT_S,
     ROWS_AT_ONCE,
     Journal,
     News,
-    event_row,
     resident_steps,
+    take_events,
 )
 from jaxd_server.values.value import SessionValues
 
@@ -221,7 +221,7 @@ class WorkerView:
     def _collect_builders(self) -> None:
         rows = {
             str(one.pid): row_dict(BuilderRow(one.pid, one.function, self.wall(one.since)))
-            for one in self._seen.building.builders()
+            for one in self._seen.building.builders.all()
             if one.pid
         }
         self.journal.replace("builders", rows)
@@ -348,9 +348,7 @@ class WorkerView:
         self.journal.replace("queues", {name: row_dict(row) for name, row in rows.items()})
 
     def _collect_events(self) -> None:
-        for event in recent_events.after(self._last_event):
-            self._last_event = event.number
-            self.journal.put("events", self._numbered(event.number), event_row(event))
+        self._last_event = take_events(self.journal, self.epoch, self._last_event)
         self.journal.trim("events", MAX_EVENTS)
 
 

@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib import metadata
 from typing import Any, Final, NamedTuple
 
@@ -19,8 +20,6 @@ from jaxd_server.cache.disk_usage import DiskUsage
 from jaxd_server.cache.peers import open_peers
 from jaxd_server.compilation.compiling.builds import Build, Builds
 from jaxd_server.compilation.compiling.compiler import Compiler
-from jaxd_server.compilation.compiling.executable import Executable
-from jaxd_server.compilation.disk_cache.programs import ProgramCache
 from jaxd_server.compilation.executable_source import BuildQuota, ExecutableSource
 from jaxd_server.compilation.executables import Executables
 from jaxd_server.compilation.functions.table import Functions
@@ -99,138 +98,77 @@ def _values(
     )
 
 
-class _Compilation(NamedTuple):
+class _Compilation:
     """The components that make executables, and keep them."""
 
-    packages: ImportedPackages
-    program_cache: ProgramCache | None
-    functions: Functions
-    executables: Executables
-    compiler: Compiler
-    building: BuildPolicy
-    quota: BuildQuota
-    source: ExecutableSource
-    preloader: Preloader
-    peers: PeerService | None
-
-
-def _compilation(
-    options: ServerOptions,
-    counters: Counters,
-    reclaimer: Reclaimer,
-    on_abandoned: Callable[[Build], None],
-    clients: Clients,
-) -> _Compilation:
-    programs.prepare()
-    packages = ImportedPackages()
-    peers = open_peers(options.peers, options.read_token)
-    program_cache = sizing.program_cache(options, packages, peers)
-
-    def is_kept(executable: Executable) -> bool:
-        """Whether its program is on disk."""
-        return program_cache is not None and program_cache.store.has(
-            "programs", executable.program.id
+    def __init__(
+        self,
+        options: ServerOptions,
+        counters: Counters,
+        reclaimer: Reclaimer,
+        on_abandoned: Callable[[Build], None],
+        clients: Clients,
+    ) -> None:
+        programs.prepare()
+        packages = self.packages = ImportedPackages()
+        peers = open_peers(options.peers, options.read_token)
+        cache = self.program_cache = sizing.program_cache(options, packages, peers)
+        executables = self.executables = Executables(
+            reclaimer,
+            sizing.limits(options),
+            lambda one: cache is not None and cache.store.has("programs", one.program.id),
+            builds=Builds(options.max_build_s, on_abandoned),
         )
+        functions = self.functions = Functions(
+            program_cache=cache,
+            receiving=sizing.receiving(options),
+            permitting=sizing.permitting(options),
+        )
+        self.compiler = Compiler(counters, options.builds)
+        self.building = BuildPolicy(
+            *(sizing.build_in(options), clients, counters, packages, cache, functions.deadly),
+            lambda in_haste: BuilderProcess(options.log_format, can_unpack, in_haste=in_haste),
+        )
+        self.quota = BuildQuota(options.principal_build_s)
+        self.source = ExecutableSource(
+            *(functions, self.compiler, counters, cache, self.building, self.quota, packages)
+        )
+        self.preloader = Preloader(
+            *(self.source.programs, cache, options.preload, sizing.limits(options)),
+            lambda: (one.program for one in executables.all()),
+            reclaimer.relieve,
+        )
+        reclaimer.register(self.preloader)
+        self.peers = peers and PeerService(peers, cache)
 
-    executables = Executables(
-        reclaimer,
-        sizing.limits(options),
-        is_kept,
-        builds=Builds(options.max_build_s, on_abandoned),
-    )
-    functions = Functions(
-        program_cache=program_cache,
-        receiving=sizing.receiving(options),
-        permitting=sizing.permitting(options),
-    )
-    compiler = Compiler(counters, options.builds)
-    building = BuildPolicy(
-        sizing.build_in(options),
-        clients,
-        counters,
-        packages,
-        program_cache,
-        functions.deadly,
-        lambda in_haste: BuilderProcess(options.log_format, can_unpack, in_haste=in_haste),
-    )
-    quota = BuildQuota(options.principal_build_s)
-    source = ExecutableSource(
-        functions, compiler, counters, program_cache, building, quota, packages
-    )
-    preloader = _preloader(options, source, program_cache, executables, reclaimer)
-    return _Compilation(
-        *(packages, program_cache, functions, executables, compiler, building, quota),
-        *(source, preloader, peers and PeerService(peers, program_cache)),
-    )
+    def package_monitor(
+        self, admission: Admission, renewal: Renewal, has_values: Callable[[], bool]
+    ) -> PackageMonitor:
+        """What replaces the worker when a package has changed."""
+        packages, executables = self.packages, self.executables
+        outdate = partial(executables.drop_outdated, packages.changes_of)
+        return PackageMonitor(packages, admission, renewal, has_values, outdate)
 
-
-def _preloader(
-    options: ServerOptions,
-    source: ExecutableSource,
-    program_cache: ProgramCache | None,
-    executables: Executables,
-    reclaimer: Reclaimer,
-) -> Preloader:
-    preloader = Preloader(
-        source.programs,
-        program_cache,
-        options.preload,
-        sizing.limits(options),
-        lambda: (one.program for one in executables.all()),
-        reclaimer.relieve,
-    )
-    reclaimer.register(preloader)
-    return preloader
-
-
-def _package_monitor(
-    compilation: _Compilation,
-    admission: Admission,
-    renewal: Renewal | None,
-    has_values: Callable[[], bool],
-) -> PackageMonitor | None:
-    """What replaces the worker when a package has changed; None where nothing may."""
-    if renewal is None:
-        return None
-    packages, executables = compilation.packages, compilation.executables
-    return PackageMonitor(
-        packages,
-        admission,
-        renewal,
-        has_values,
-        lambda: executables.drop_outdated(packages.changes_of),
-    )
-
-
-def _pipeline(
-    compilation: _Compilation,
-    reclaimer: Reclaimer,
-    values: ValueStore,
-    counters: Counters,
-    admission: Admission,
-    package_monitor: PackageMonitor | None,
-    crash_guard: CrashGuard,
-) -> Pipeline:
-    executables = compilation.executables
-    oom_handler = OutOfMemoryHandler(
-        reclaimer,
-        lambda: memory_in_use(executables.all(), values),
-        device_bytes_limit,
-        host_spare,
-    )
-    pipeline = Pipeline(
-        compilation.functions,
-        executables,
-        compilation.source,
-        admission,
-        counters,
-        oom_handler,
-        compilation.program_cache,
-        package_monitor,
-    )
-    pipeline.build_log.known_functions = KnownFunctions(belongs_to(os.getuid()))
-    pipeline.crash_guard = crash_guard
-    return pipeline
+    def pipeline(
+        self,
+        reclaimer: Reclaimer,
+        values: ValueStore,
+        counters: Counters,
+        admission: Admission,
+        package_monitor: PackageMonitor | None,
+    ) -> Pipeline:
+        """What answers calls with them."""
+        executables = self.executables
+        oom_handler = OutOfMemoryHandler(
+            reclaimer,
+            lambda: memory_in_use(executables.all(), values),
+            device_bytes_limit,
+            host_spare,
+        )
+        return Pipeline(
+            *(self.functions, executables, self.source, admission, counters, oom_handler),
+            *(self.program_cache, package_monitor),
+        )
 
 
 class EarlierWorkers(NamedTuple):
@@ -299,22 +237,20 @@ class WorkerComponents:
         self._client_exits = ClientExits()
         admission, has_values = Admission(), self.values.has_only_copies
         self._abandoned_work = AbandonedWork(admission, options.stop_grace_s, has_values, replace)
-        compilation = _compilation(
+        compilation = _Compilation(
             *(options, counters, reclaimer, self._abandoned_work.add),
             Clients(self._are_several, self._are_served),
         )
         self._building, self._preloader = compilation.building, compilation.preloader
         self._program_cache, self._peers = compilation.program_cache, compilation.peers
-        self._package_monitor = _package_monitor(compilation, admission, renewal, has_values)
-        self.pipeline = _pipeline(
-            compilation,
-            reclaimer,
-            self.values,
-            counters,
-            admission,
-            self._package_monitor,
-            CrashGuard(admission, earlier.suspects, recorder),
+        self._package_monitor: PackageMonitor | None = None
+        if renewal is not None:
+            self._package_monitor = compilation.package_monitor(admission, renewal, has_values)
+        self.pipeline = compilation.pipeline(
+            *(reclaimer, self.values, counters, admission, self._package_monitor)
         )
+        self.pipeline.build_log.known_functions = KnownFunctions(belongs_to(os.getuid()))
+        self.pipeline.crash_guard = CrashGuard(admission, earlier.suspects, recorder)
         self._idle_shutdown = IdleShutdown(
             sizing.rest_after_s(options), admission, lambda: counters.idle_s, has_values, rest
         )
@@ -428,7 +364,7 @@ class WorkerComponents:
         self._worker_context.budget.idle.wait()
         self._worker_context.traffic.send_held()
         self._preloader.stop()
-        self._building.close()
+        self._building.builders.close()
         if self._program_cache is not None:
             self._mark_used()
             self._program_cache.close()

@@ -7,15 +7,15 @@ All of them read files, build or collect something: not for a thread that others
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Final, NoReturn, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol
 
 from jaxd_protocol.errors import NotPermitted, ProtocolError
 from jaxd_protocol.jit.options import function_key
 from jaxd_protocol.messages.function_manifest import FunctionDescriptor
 from jaxd_protocol.messages.recipes import dump_recipes
 from jaxd_server.compilation.compiling.executable import Executable
+from jaxd_server.compilation.functions.table import Clientless
 from jaxd_server.compilation.history.advice import advice_for
 from jaxd_server.compilation.history.build_history import KeyHistory, Visibility
 from jaxd_server.compilation.history.reasons import versions_of
@@ -154,7 +154,8 @@ class AdminService:
         recorded = executable.recorded
         args = (executable.key, recorded.skeleton, "jaxpr", "", False)
         pickles = [memoryview(each) for each in recorded.pickles]
-        text, _ = self._stages.answer(_NobodyToAsk(), args, pickles, principal)
+        nobody = Clientless(NotPermitted(_NOT_HERE))
+        text, _ = self._stages.answer(nobody, args, pickles, principal)
         return {"text": json.loads(text)["text"]}
 
     def _profile(self, principal: str, action: str, seconds: int) -> Reply:
@@ -217,6 +218,10 @@ _UNKNOWN: Final = (
     "there is no function of that key that you have called. Call it first, or ask as the user that "
     "the server belongs to."
 )
+_NOT_HERE: Final = (
+    "the code of the function is not on the server any more, or it reads what only its client has. "
+    "Use f.jaxpr() in a program that has the function."
+)
 
 
 def _described(description: FunctionDescriptor) -> dict[str, Any]:
@@ -227,39 +232,3 @@ def _program_detail(executable: Executable, parameters: tuple[str, ...]) -> dict
     found = analysed(executable.program.compiled, with_text=False)
     arguments = arguments_text(executable.recorded.skeleton, parameters)
     return {"name": executable.id, "arguments": arguments, **found}
-
-
-class _NobodyToAsk:
-    """The source of a function that no open call is about: all has to be here already."""
-
-    @property
-    def owner(self) -> bytes:
-        """No client."""
-        return b""
-
-    def describe(self, key: bytes) -> NoReturn:
-        """Asks nobody."""
-        self._refuse()
-
-    def code(self, fingerprint: bytes) -> NoReturn:
-        """Asks nobody."""
-        self._refuse()
-
-    def read(self, fingerprint: bytes, read: Any) -> NoReturn:
-        """Asks nobody."""
-        self._refuse()
-
-    def confirm(self, fingerprint: bytes, reads: Any) -> NoReturn:
-        """Asks nobody."""
-        self._refuse()
-
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Waits for nobody."""
-        yield
-
-    def _refuse(self) -> NoReturn:
-        raise NotPermitted(
-            "the code of the function is not on the server any more, or it reads what only its "
-            "client has. Use f.jaxpr() in a program that has the function."
-        )

@@ -17,11 +17,10 @@ from jaxd_protocol.jax_objects.program_bytes import Serialized
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.messages.calls import OK
 from jaxd_protocol.messages.recipes import RecordedCall
-from jaxd_protocol.pytree import BlobLayout
-from jaxd_server.codec.arguments import build_arguments, empty_leaves, parse_arguments
+from jaxd_server.codec.arguments import empty_arguments
 from jaxd_server.compilation.compiling.build_request import BuildRequest
 from jaxd_server.compilation.compiling.compiler import received
-from jaxd_server.compilation.compiling.executable import Executable
+from jaxd_server.compilation.compiling.executable import Executable, obstacle_elsewhere
 from jaxd_server.compilation.disk_cache.records import call_name
 from jaxd_server.compilation.functions.function import Described, Function
 from jaxd_server.compilation.functions.table import FunctionSource
@@ -32,7 +31,6 @@ from jaxd_server.jax_compat.lowered import VERSIONS, program_id
 from jaxd_server.jax_compat.lowered_transfer import unpack_lowered
 from jaxd_server.jax_compat.placement import index_of
 from jaxd_server.jax_compat.programs import NotSerializable
-from jaxd_server.runtime.events import SILENT, OutputOnce
 
 PROGRAM_VERBS: Final = frozenset({"program", "ready", "compile"})
 """What `ProgramService` answers."""
@@ -94,7 +92,7 @@ class ProgramService(NamedTuple):
         with self.pipeline.operation("(program)"):
             executable.hold()
             try:
-                written = self.pipeline.bytes_of(executable.program)
+                written = self.pipeline.source.programs.bytes_of(executable.program)
             except NotSerializable as error:
                 return _refused(f"its program cannot be written: {error}")
             finally:
@@ -121,9 +119,7 @@ class ProgramService(NamedTuple):
             return True
         if function is None or pipeline.program_cache is None:
             return False
-        layout = parse_arguments(skeleton)
-        arguments = build_arguments(layout, empty_leaves(layout, ()), function.statics)
-        name = call_name(function, arguments)
+        name = call_name(function, empty_arguments(skeleton, function.statics))
         return name is not None and pipeline.program_cache.has(name)
 
     # what the client has lowered ---------------------------------------------------------------
@@ -155,26 +151,15 @@ class ProgramService(NamedTuple):
             if obstacle is not None:
                 return _refused(f"its program has what only its own process has: {obstacle}")
             function = Function(program, Described(program, name, settings))
-            written = self.pipeline.compiled(self._request(function), received(program, lowered))
+            request = BuildRequest.without_data(  # only the function's name and options count
+                *(function, ((), {}), RecordedCall(b""), self.source),
+                principal=self.session.principal,
+                counts=self.session.counts,
+            )
+            written = self.pipeline.source.compiled(request, received(program, lowered))
         if len(written.devices) != 1 or index_of(written.devices[0]):
             return _refused("its program was compiled for another device")
         return _handed_over(program, written, {"bytes": len(written.data)}, b"", True)
-
-    def _request(self, function: Function) -> BuildRequest:
-        """What is asked for: of this function only the name and the options are known."""
-        return BuildRequest(
-            function,
-            ((), {}),
-            RecordedCall(b"", (), ()),
-            b"",
-            BlobLayout((), (), 0, 0, (), ()),
-            b"",
-            (),
-            self.source,
-            OutputOnce(SILENT),
-            principal=self.session.principal,
-            counts=self.session.counts,
-        )
 
 
 def _handed_over(
@@ -199,12 +184,7 @@ def _obstacle(executable: Executable) -> str:
         return "its program calls back into Python"
     if not program.is_written:
         return "its program is like no other: it has effects, or calls what only the server has"
-    if len(program.devices) != 1 or index_of(program.devices[0]):
-        return "its program runs on several devices, or not on the first"
-    counting = [name for name, _ in executable.config if name != "jax_enable_x64"]
-    if counting:
-        return f"settings count while its program runs: {', '.join(counting)}"
-    return "" if executable.form.is_lasting else "its result holds objects that only the server has"
+    return obstacle_elsewhere(executable.config, program.devices, executable.form)
 
 
 def _refused(reason: str, *, again: bool = False) -> Reply:

@@ -12,12 +12,12 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any, Final
 
 from jaxd_protocol.errors import ProtocolError
-from jaxd_server.codec.arguments import Arguments, build_arguments, empty_leaves, parse_arguments
+from jaxd_protocol.messages.recipes import RecordedCall
+from jaxd_server.codec.arguments import empty_arguments
 from jaxd_server.codec.signature import signature_of
-from jaxd_server.compilation.compiling.build_request import Question
+from jaxd_server.compilation.compiling.build_request import BuildRequest
 from jaxd_server.compilation.compiling.compiler import Compiler, Shown
 from jaxd_server.compilation.executable_source import BuildQuota
-from jaxd_server.compilation.functions.function import Function
 from jaxd_server.compilation.functions.table import FunctionSource
 from jaxd_server.execution.call import Reply
 from jaxd_server.execution.pipeline import Pipeline
@@ -86,37 +86,34 @@ class Stages:
             self._quota.require(principal)
             function = self._pipeline.functions.obtain(key, source)
             self._devices.of(function.options.device, 0)
-            arguments = _arguments(function, skeleton, buffers)
-            question = Question(function, arguments, skeleton, buffers, source)
-            found = self._shown_elsewhere(question, shown, principal)
-            if found is None:
-                found = self._shown_here(question, shown, principal)
+            arguments = empty_arguments(skeleton, function.statics, buffers)
+            signature_of(*arguments, function.statics)  # refuses what a call would be refused for
+            request = BuildRequest.without_data(
+                *(function, arguments, RecordedCall(skeleton), source),
+                buffers=buffers,
+                principal=principal,
+            )
+            found = self._shown_elsewhere(request, shown) or self._shown_here(request, shown)
             return json.dumps(found), ()
 
-    def _shown_elsewhere(
-        self, question: Question, shown: Shown, principal: str
-    ) -> dict[str, Any] | None:
+    def _shown_elsewhere(self, request: BuildRequest, shown: Shown) -> dict[str, Any] | None:
         """What a builder says; None where that is not wanted, or not possible."""
-        elsewhere = None if self._building is None else self._building.remote_question(question)
+        building = self._building
+        elsewhere = building.remote_build(request, asks_early=False) if building else None
         if elsewhere is None:
             return None
         turn = self._compiler.room.turn(f"({shown.stage})", is_elsewhere=True)
-        with closing(elsewhere), turn, self._quota.charging(principal):
+        with closing(elsewhere), turn, self._quota.charging(request.principal):
             return elsewhere.show(shown)
 
-    def _shown_here(self, question: Question, shown: Shown, principal: str) -> dict[str, Any]:
-        functions, source = self._pipeline.functions, question.source
-        function = unpacked_function(functions, question.function.key, source)
+    def _shown_here(self, request: BuildRequest, shown: Shown) -> dict[str, Any]:
+        function = unpacked_function(self._pipeline.functions, request.function.key, request.source)
         assert function.unpacked is not None
-        turn = self._compiler.room.turn(f"({shown.stage})")
-        with turn, self._quota.charging(principal), function.unpacked.traced_for(source.read):
+        with (
+            self._compiler.room.turn(f"({shown.stage})"),
+            self._quota.charging(request.principal),
+            function.unpacked.traced_for(request.source.read),
+        ):
             return self._compiler.show(
-                function.traceable, function.options, question.arguments, shown, function.captured
+                function.traceable, function.options, request.arguments, shown, function.captured
             )
-
-
-def _arguments(function: Function, skeleton: bytes, buffers: Sequence[memoryview]) -> Arguments:
-    layout = parse_arguments(skeleton)
-    arguments = build_arguments(layout, empty_leaves(layout, buffers), function.statics)
-    signature_of(*arguments, function.statics)  # refuses what a call would be refused for
-    return arguments

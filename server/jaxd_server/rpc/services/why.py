@@ -69,7 +69,7 @@ def why(
     arguments = None if skeleton is None else argument_shapes(skeleton, described.parameters)
     record = records.get(key)
     fitting = _fitting(record, arguments)
-    ready = [built for built in fitting if built.is_warm]
+    ready = [built for built in fitting if built.warm]
     kept = (
         []
         if ready or program_cache is None
@@ -78,7 +78,7 @@ def why(
     verdict: Verdict = "hit" if ready or is_planned else "load" if kept else "compile"
     reason = Reason() if verdict != "compile" else reason_for(records, key, described, arguments)
     if not reason.differences:
-        changes = [change for built in ready for change in built.outdated]
+        changes = [change for built in ready if (one := built.warm) for change in one.outdated]
         if verdict == "compile" and program_cache is not None:
             kept_as = [built.name for built in fitting if built.name]
             changes = [change for name in kept_as for change in program_cache.changes_since(name)]
@@ -149,6 +149,7 @@ def _nearest(reason: Reason, key: bytes) -> dict[str, Any] | None:
 
 
 def _program(built: BuildEntry) -> dict[str, Any]:
+    warm = built.warm
     return {
         "arguments": {
             name: f"{argument.form}{' (static)' if argument.form.kind == 'static' else ''}"
@@ -156,5 +157,5 @@ def _program(built: BuildEntry) -> dict[str, Any]:
         },
         "seconds": round(built.seconds, 3),
         "age_s": round(max(0.0, time.time() - built.at), 3),
-        "calls": built.calls,
+        "calls": warm.calls if warm else 0,
     }

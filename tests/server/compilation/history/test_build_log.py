@@ -173,7 +173,7 @@ def test_the_pipeline_notes_what_it_builds_and_nothing_else(harness: PipelineHar
     (decision,) = harness.pipeline.build_log.recent(9)
     assert decision.function == "picky"
     (record,) = harness.pipeline.build_log.build_history.records().values()
-    assert [(built.calls, built.is_warm) for built in record.built] == [(3, True)]
+    assert [built.warm and built.warm.calls for built in record.built] == [3]
 
 
 def test_a_load_is_a_decision_too(harness: PipelineHarness) -> None:
@@ -245,7 +245,7 @@ def test_what_was_kept_is_read_only_for_a_reason(
     harness.value(source, np.zeros(2))
     assert not decisions._is_restored
     (record,) = decisions.build_history.records().values()
-    assert [(each.is_warm, each.calls) for each in record.built] == [(True, 1)]
+    assert [each.warm and each.warm.calls for each in record.built] == [1]
     assert record.built[0].seconds > 0
 
 
@@ -290,4 +290,4 @@ def test_a_load_does_not_wait_for_the_records_to_be_read(
         join([asked, loading])
     record = decisions.build_history.find(source.key)
     assert record is not None
-    assert record.built[0].is_warm
+    assert record.built[0].warm

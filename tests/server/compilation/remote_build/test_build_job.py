@@ -68,7 +68,7 @@ def test_the_code_is_sent_once(source: Source) -> None:
 def test_the_code_is_fetched_before_the_build_has_its_turn(source: Source) -> None:
     """Its client may take a while, and others would wait; but not where each builder has it."""
     scenario = BuildScenario()
-    pool = scenario.building._builders
+    pool = scenario.building.builders
     for builder in [pool.lend(), pool.lend()]:
         assert builder is not None
         pool.give_back(builder)
@@ -257,7 +257,7 @@ def test_a_builder_compiles_for_a_limited_time_although_no_call_may_wait(
     monkeypatch.setattr(builds, "OVERDUE_FACTOR", 2)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
     server = open_in_process_server(max_build_s=1.0, build_in="builder")
-    pool = server.parts._building._builders
+    pool = server.parts._building.builders
     pool.start_spare()
     until(lambda: pool.is_ready)
     (builder,) = pool._idle

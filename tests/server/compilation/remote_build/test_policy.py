@@ -117,7 +117,7 @@ def test_what_this_process_has_lowered_may_be_compiled_elsewhere(
     """For a single client when it is worth it, and does not wait for a builder without need."""
     scenario = BuildScenario(build_in, shared=shared)
     scenario.next = [FakeBuilder(state)]
-    scenario.building._builders.start_spare()
+    scenario.building.builders.start_spare()
     request, lowered = scenario.lowered_here(Source(_chain(length)))
     found = scenario.building.compiled_there(request, lowered)
     assert (found.elsewhere is not None) is goes
@@ -140,7 +140,7 @@ def test_the_size_from_which_that_is_worth_it_is_learned() -> None:
 def test_what_cost_too_much_elsewhere_is_compiled_here_after_that() -> None:
     """For a single client, who would only wait longer."""
     scenario = BuildScenario("auto", shared=False)
-    scenario.building._builders.start_spare()
+    scenario.building.builders.start_spare()
     request, lowered = scenario.lowered_here(Source(_chain(200)))
     there = scenario.building.compiled_there(request, lowered).elsewhere
     assert there is not None
