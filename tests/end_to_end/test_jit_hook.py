@@ -19,7 +19,7 @@ Report = Callable[..., dict[str, Any]]
 HOOK = """
 import json, sys
 from jaxd.api.launch.jit_hook import JitHook
-hook = JitHook(libraries="own" not in sys.argv)
+hook = JitHook()
 if "plain" not in sys.argv:
     hook.install()
 """
@@ -135,12 +135,10 @@ results = []
 
 
 @pytest.mark.slow
-def test_libraries_are_served_or_left_alone_as_is_asked_for(report: Report) -> None:
-    """The module that calls `jax.jit` decides; code of one's own is served in either case."""
+def test_what_libraries_jit_is_served(report: Report) -> None:
+    """As is code of one's own."""
     files = {"site-packages__a_library": LIBRARY, "own_module": LIBRARY}
-    everything = report(USES_LIBRARY, **files)
-    own = report(USES_LIBRARY, "own", **files)
-    assert (everything["persistent"], own["persistent"]) == ([True, True], [False, True])
+    assert report(USES_LIBRARY, **files)["persistent"] == [True, True]
 
 
 @pytest.mark.soak

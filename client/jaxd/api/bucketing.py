@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
@@ -13,7 +14,6 @@ from jaxd_protocol.pytree.padding import Padding, pad_arguments, pad_with
 
 if TYPE_CHECKING:
     from jaxd.api.submission import StartedCall
-    from jaxd.api.why import Why
 
 
 class BucketedFunction(PersistentFunction[..., Any]):
@@ -26,16 +26,6 @@ class BucketedFunction(PersistentFunction[..., Any]):
         self._padding = padding
         self._jit_options = (*binding.options.of_jit(), ("padding", padding))
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As `PersistentFunction.__call__`."""
-        args, kwargs = self._padded(args, kwargs)
-        return super().__call__(*args, **kwargs)
-
-    def remote(self, *args: Any, **kwargs: Any) -> Any:
-        """As `PersistentFunction.remote`."""
-        args, kwargs = self._padded(args, kwargs)
-        return super().remote(*args, **kwargs)
-
     def _start(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, ahead: bool = False
     ) -> StartedCall:
@@ -46,36 +36,11 @@ class BucketedFunction(PersistentFunction[..., Any]):
         args, kwargs = self._padded(args, kwargs)
         return await super().call_async(*args, **kwargs)
 
-    def why(self, *args: Any, **kwargs: Any) -> Why:
-        """As `PersistentFunction.why`."""
-        args, kwargs = self._padded(args, kwargs)
-        return super().why(*args, **kwargs)
-
     def warm(self, *args: Any, over: Any = None, **kwargs: Any) -> Any:
         """As `PersistentFunction.warm`."""
         if over is None:
             args, kwargs = self._padded(args, kwargs)
         return super().warm(*args, over=over, **kwargs)
-
-    def lower(self, *args: Any, **kwargs: Any) -> Any:
-        """As `PersistentFunction.lower`."""
-        args, kwargs = self._padded(args, kwargs)
-        return super().lower(*args, **kwargs)
-
-    def trace(self, *args: Any, **kwargs: Any) -> Any:
-        """As `PersistentFunction.trace`."""
-        args, kwargs = self._padded(args, kwargs)
-        return super().trace(*args, **kwargs)
-
-    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
-        """As `PersistentFunction.eval_shape`."""
-        args, kwargs = self._padded(args, kwargs)
-        return super().eval_shape(*args, **kwargs)
-
-    def jaxpr(self, *args: Any, **kwargs: Any) -> str:
-        """As `PersistentFunction.jaxpr`."""
-        args, kwargs = self._padded(args, kwargs)
-        return super().jaxpr(*args, **kwargs)
 
     def on(
         self, device: SupportsIndex | None = None, *, member: str | None = None
@@ -99,6 +64,21 @@ class BucketedFunction(PersistentFunction[..., Any]):
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return pad_arguments(self._padding, args, kwargs, map_leaves, _pad)
+
+
+def _padding_first(name: str) -> Any:
+    """The method of that name, whose arguments are padded before."""
+
+    @functools.wraps(getattr(PersistentFunction, name))
+    def padded(self: BucketedFunction, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = self._padded(args, kwargs)
+        return getattr(super(BucketedFunction, self), name)(*args, **kwargs)
+
+    return padded
+
+
+for _name in ("__call__", "remote", "why", "lower", "trace", "eval_shape", "jaxpr"):
+    setattr(BucketedFunction, _name, _padding_first(_name))
 
 
 def _pad(leaf: Any, axis: int, wanted: int, fill: complex) -> Any:

@@ -9,14 +9,14 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from jaxd.api.put_get import put, retry_in_new_session
+from jaxd.api.put_get import computed_ids, put, retry_in_new_session
 from jaxd.interop.jax_runtime import loaded_jax, map_leaves
 from jaxd.interop.remote_array import RemoteArray
 from jaxd.remote_values.lineage import RestoredLineage
 from jaxd.results.reader import specs_in
 from jaxd_protocol.errors import ArgumentError, ProtocolError
 from jaxd_protocol.jax_objects.structures import nested, path_names
-from jaxd_protocol.messages.data_locations import first_value_id, new_call_number, pack_ids
+from jaxd_protocol.messages.data_locations import first_value_id, new_call_number
 from jaxd_protocol.packages.installed import warn_user
 
 if TYPE_CHECKING:
@@ -86,14 +86,9 @@ def save(caller: Caller, tree: Any, path: str | os.PathLike[str], *, overwrite: 
     target, token = _path_for(caller, path), secrets.token_hex(8)
 
     def ask(values: RemoteStore) -> Saving:
-        placed = put(caller, tree)
-        named = list(_named_leaves(placed))
-        arrays = [array for _, array in named]
-        values.calls.check(arrays)
-        for array in arrays:
-            values.wait(array)
-        names, ids = json.dumps([name for name, _ in named]), pack_ids(each.id for each in arrays)
-        value, _ = values.ask("save", token, target, names, ids, overwrite)
+        named = list(_named_leaves(put(caller, tree)))
+        names, ids = [name for name, _ in named], computed_ids(values, [leaf for _, leaf in named])
+        value, _ = values.ask("save", token, target, json.dumps(names), ids, overwrite)
         return Saving(caller, token, target, is_done=bool(value[1]))
 
     saving = caller.session.saving = retry_in_new_session(caller, ask)

@@ -33,8 +33,6 @@ from jaxd_protocol.messages.calls import FailureOrigin, set_origin
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    import jax
-
     from jaxd.api.recording import CallProfile
     from jaxd.api.stages import Staging
     from jaxd.api.submission import StartedCall
@@ -257,14 +255,6 @@ class PersistentFunction(
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """Found on an instance, the instance is the first argument of all that it does."""
         return self if instance is None else PersistentMethod(self, instance)
-
-    def __copy__(self) -> PersistentFunction[P, R]:
-        """As of any function: itself."""
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> PersistentFunction[P, R]:
-        """As of any function: itself."""
-        return self
 
     def __reduce__(self) -> Any:
         """On the way to a server it is the function itself."""
@@ -530,50 +520,9 @@ class PersistentFunction(
             lambda local: local.warm(args, kwargs),
         )
 
-    @frames_hidden
-    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
-        """The program for such arguments, as that of `jax.jit(f).lower(...)`.
-
-        Specs stand for arrays as in `warm`. In a process that has imported jax it is jax's own:
-        traced and lowered here, compiled and called on the server. In one without it has what can
-        be had without jax's objects; see `jaxd.api.stages`.
-
-        Raises:
-            BaseException, JaxdError: as `warm`.
-        """
+    def _whole(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         check_class_known(self, args)
-        return self._staging().lower(args, kwargs)  # type: ignore[no-any-return]
-
-    @frames_hidden
-    def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
-        """The function traced in this process for such arguments, as by `jax.jit(f).trace(...)`.
-
-        Raises:
-            NoServer: when this process has no jax.
-            BaseException, JaxdError: as `warm`.
-        """
-        check_class_known(self, args)
-        return self._staging().trace(args, kwargs)  # type: ignore[no-any-return]
-
-    @frames_hidden
-    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
-        """What the function returns, with a spec for each array, as `jax.jit(f).eval_shape(...)`.
-
-        Raises:
-            BaseException, JaxdError: as `warm`.
-        """
-        check_class_known(self, args)
-        return self._staging().eval_shape(args, kwargs)
-
-    @frames_hidden
-    def jaxpr(self, *args: Any, **kwargs: Any) -> str:
-        """The text of what jax traces for such arguments, as `jax.make_jaxpr` prints it.
-
-        Raises:
-            BaseException, JaxdError: as `warm`.
-        """
-        check_class_known(self, args)
-        return self._staging().jaxpr(args, kwargs)
+        return args
 
     def clear_cache(self) -> None:
         """As `clear`; with `JAXD_INLINE=1` what jax has in this process."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MethodType
 from typing import (
     TYPE_CHECKING,
@@ -12,42 +12,21 @@ from typing import (
     Final,
     Generic,
     ParamSpec,
-    Protocol,
     SupportsIndex,
     TypeVar,
     overload,
 )
 
-from jaxd.api.transforms import TransformMethods, frames_hidden
+from jaxd.api.transforms import TransformMethods
 from jaxd_protocol.errors import ArgumentError
 from jaxd_protocol.fingerprint.function_wrapper import BoundWrapper
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    import jax
-
     from jaxd.api.recording import CallProfile
-    from jaxd.api.stages import Staging
     from jaxd.api.why import Why
     from jaxd.dispatch.warm import Warmed
-
-
-class Unbound(Protocol):
-    """The function it forwards to: a `PersistentFunction`."""
-
-    __wrapped__: Callable[..., Any]
-    call_async: Callable[..., Awaitable[Any]]
-    map: Callable[..., Iterator[Any]]
-    on: Callable[..., Callable[..., Any]]
-    profile: Callable[..., CallProfile]
-    remote: Callable[..., Any]
-    submit: Callable[..., Future[Any]]
-    _transformed: Callable[..., Callable[..., Any]]
-    _value_at: Callable[..., Any]
-    warm: Callable[..., Warmed]
-    why: Callable[..., Why]
-    _staging: Callable[[int], Staging]
 
 
 P = ParamSpec("P")
@@ -72,9 +51,9 @@ class PersistentMethod(
 
     __slots__ = ()
 
-    def _unbound(self) -> Unbound:
-        """The function, as found on the class."""
-        return self.func  # type: ignore[return-value]
+    def _unbound(self) -> Any:
+        """The function, as found on the class: a `PersistentFunction`."""
+        return self.func
 
     @property
     def __wrapped__(self) -> MethodType:
@@ -109,7 +88,7 @@ class PersistentMethod(
 
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """As `PersistentFunction.submit`."""
-        return self._unbound().submit(*self.args, *args, **kwargs)
+        return self._unbound().submit(*self.args, *args, **kwargs)  # type: ignore[no-any-return]
 
     async def call_async(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """As `PersistentFunction.call_async`."""
@@ -119,18 +98,18 @@ class PersistentMethod(
         """As `PersistentFunction.map`, each call on this instance."""
         if not iterables:
             return iter(())
-        return self._unbound().map(itertools.repeat(self.args[0]), *iterables)
+        return self._unbound().map(itertools.repeat(self.args[0]), *iterables)  # type: ignore[no-any-return]
 
     def why(self, *args: P.args, **kwargs: P.kwargs) -> Why:
         """As `PersistentFunction.why`."""
         from jaxd.api.why import is_valid_call
 
         given = self.args if is_valid_call(self.__wrapped__, args, kwargs) else ()
-        return self._unbound().why(*given, *args, **kwargs)
+        return self._unbound().why(*given, *args, **kwargs)  # type: ignore[no-any-return]
 
     def profile(self, *args: P.args, **kwargs: P.kwargs) -> CallProfile:
         """As `PersistentFunction.profile`."""
-        return self._unbound().profile(*self.args, *args, **kwargs)
+        return self._unbound().profile(*self.args, *args, **kwargs)  # type: ignore[no-any-return]
 
     @overload
     def warm(
@@ -140,29 +119,12 @@ class PersistentMethod(
     def warm(self, *args: Any, **kwargs: Any) -> Warmed: ...
     def warm(self, *args: Any, **kwargs: Any) -> Warmed | list[Warmed]:
         """As `PersistentFunction.warm`."""
-        return self._unbound().warm(*self.args, *args, **kwargs)
+        return self._unbound().warm(*self.args, *args, **kwargs)  # type: ignore[no-any-return]
 
-    @frames_hidden
-    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
-        """As `PersistentFunction.lower`."""
-        return self._staging().lower((*self.args, *args), kwargs)  # type: ignore[no-any-return]
+    def _whole(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (*self.args, *args)
 
-    @frames_hidden
-    def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
-        """As `PersistentFunction.trace`."""
-        return self._staging().trace((*self.args, *args), kwargs)  # type: ignore[no-any-return]
-
-    @frames_hidden
-    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
-        """As `PersistentFunction.eval_shape`."""
-        return self._staging().eval_shape((*self.args, *args), kwargs)
-
-    @frames_hidden
-    def jaxpr(self, *args: Any, **kwargs: Any) -> str:
-        """As `PersistentFunction.jaxpr`."""
-        return self._staging().jaxpr((*self.args, *args), kwargs)
-
-    def _staging(self) -> Staging:
+    def _staging(self) -> Any:
         return self._unbound()._staging(1)  # noqa: SLF001  a method is what it forwards to
 
     def _value_at(self, primals: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -210,14 +210,19 @@ def check_option_values(options: Mapping[str, Any]) -> None:
     strict = options.get("strict", False)
     if not isinstance(strict, bool):
         raise ConfigurationError(f"strict={strict!r} is neither yes nor no. Use True or False.")
-    for name, check in _CHECKS.items():
-        if options.get(name) is not None:
-            check(options[name])
-    given = [name for name in _SERVER_OPTIONS if options.get(name) is not None]
-    if given and options.get("client") is not None:
+    given = {name: value for name, value in options.items() if value is not None}
+    for name, (is_right, problem) in _FORMS.items():
+        if name in given and not is_right(given[name]):
+            raise ConfigurationError(f"{name}={given[name]!r} {problem}")
+    if "timeout_s" in given:
+        _check_timeout(given["timeout_s"])
+    if "config" in given:
+        _check_config(given["config"])
+    others = [name for name in _SERVER_OPTIONS if name in given]
+    if others and "client" in given:
         raise ConfigurationError(
-            f"client= is given together with {given[0]}=, but a client has its server already. "
-            f"Leave out {given[0]}=, or client=."
+            f"client= is given together with {others[0]}=, but a client has its server already. "
+            f"Leave out {others[0]}=, or client=."
         )
 
 
@@ -228,14 +233,6 @@ def _check_choices(options: Mapping[str, Any]) -> None:
             raise ConfigurationError(
                 f"{name}={value!r} is {problem}. Use one of: {', '.join(map(repr, choices))}."
             )
-
-
-def _check_client(client: object) -> None:
-    if not hasattr(client, "caller"):
-        raise ConfigurationError(
-            f"client={client!r} is no client. Give what jaxd.connect returns, "
-            "or server= with an address."
-        )
 
 
 def _check_timeout(timeout_s: object) -> None:
@@ -273,42 +270,30 @@ _CONFIG_VALUES: Final[Mapping[type, tuple[Any, str]]] = {
 """By the type of the default: the accepted types, and an example."""
 
 
-def _check_compiler_options(options: object) -> None:
-    if not isinstance(options, Mapping) or not all(isinstance(name, str) for name in options):
-        raise ConfigurationError(
-            f"compiler_options={options!r} does not map names to values. "
-            "Write it as {'xla_embed_ir_in_executable': True}."
-        )
+def _has_names(value: object) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
 
 
-def _check_verify(verify: object) -> None:
-    if not isinstance(verify, bool):
-        raise ConfigurationError(f"verify={verify!r} is neither yes nor no. Use True or False.")
-
-
-def _check_bucket(bucket: object) -> None:
-    if not isinstance(bucket, Mapping) or not all(isinstance(name, str) for name in bucket):
-        raise ConfigurationError(
-            f"bucket={bucket!r} has no names of parameters. Write it as "
-            "bucket={'tokens': {1: (128, 256, 512)}}."
-        )
-
-
-def _check_callbacks(callbacks: object) -> None:
-    if not isinstance(callbacks, list | tuple) or not all(map(callable, callbacks)):
-        raise ConfigurationError(
-            f"callbacks={callbacks!r} is no list of functions. Write it as callbacks=[log, "
-            "history.append]."
-        )
-
-
-_CHECKS: Final[Mapping[str, Callable[[Any], None]]] = {
-    "client": _check_client,
-    "timeout_s": _check_timeout,
-    "config": _check_config,
-    "compiler_options": _check_compiler_options,
-    "bucket": _check_bucket,
-    "callbacks": _check_callbacks,
-    "verify": _check_verify,
+_FORMS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
+    "client": (
+        lambda value: hasattr(value, "caller"),
+        "is no client. Give what jaxd.connect returns, or server= with an address.",
+    ),
+    "compiler_options": (
+        _has_names,
+        "does not map names to values. Write it as {'xla_embed_ir_in_executable': True}.",
+    ),
+    "bucket": (
+        _has_names,
+        "has no names of parameters. Write it as bucket={'tokens': {1: (128, 256, 512)}}.",
+    ),
+    "callbacks": (
+        lambda value: isinstance(value, list | tuple) and all(map(callable, value)),
+        "is no list of functions. Write it as callbacks=[log, history.append].",
+    ),
+    "verify": (
+        lambda value: isinstance(value, bool),
+        "is neither yes nor no. Use True or False.",
+    ),
 }
-"""Of options whose default is None."""
+"""Of options whose default is None: whether a value is one, and the problem with any other."""

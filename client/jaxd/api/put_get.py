@@ -133,14 +133,22 @@ def _is_not_one_array(leaf: Any) -> bool:
 
 
 def _name_on_server(values: RemoteStore, tree: Any, name: str, ttl_s: float | None) -> None:
-    arrays = leaves_of(tree)
+    ids = computed_ids(values, leaves_of(tree))
+    structure = _StructureEncoder()
+    structure.node(tree)
+    values.ask("name", name, structure.skeleton, ids, None if ttl_s is None else float(ttl_s))
+
+
+def computed_ids(values: RemoteStore, arrays: list[RemoteArray]) -> bytes:
+    """The packed ids of arrays of a store, once these are computed.
+
+    Raises:
+        Exception: as `RemoteArray.block_until_ready`.
+    """
     values.calls.check(arrays)
     for array in arrays:
         values.wait(array)
-    structure = _StructureEncoder()
-    structure.node(tree)
-    ids = pack_ids(array.id for array in arrays)
-    values.ask("name", name, structure.skeleton, ids, None if ttl_s is None else float(ttl_s))
+    return pack_ids(array.id for array in arrays)
 
 
 class _StructureEncoder(TreeEncoder):

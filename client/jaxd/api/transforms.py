@@ -1,4 +1,4 @@
-"""Transformation methods: `f.grad().vmap()`, with and without jax."""
+"""Transformations and stages: `f.grad().vmap()`, `f.lower(x)`, with and without jax."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from jaxd_protocol.jit.options import Options
 from jaxd_protocol.jit.static_args import StaticArgs, infer_static_args
 
 if TYPE_CHECKING:
+    import jax
+
     from jaxd_protocol.jit.transforms import Transformation
 
 P = ParamSpec("P")
@@ -44,9 +46,9 @@ def frames_hidden(function: Callable[P, R]) -> Callable[P, R]:
 
 
 class TransformMethods(Generic[Other, WithValue, Mapped]):
-    """The transformation methods of persistent functions and methods.
+    """The transformations and stages of persistent functions and methods.
 
-    `jvp` and `vjp` are called as those of jax. Each other method returns another function or
+    `jvp` and `vjp` are called as those of jax. Each other transformation is another function or
     method, which the server traces, compiles and keeps as one of its own; to ask twice gives the
     same one. Options are those of jax, and so are the errors, which a call raises, because it is
     the server that has jax. Where jax returns `float0`, the derivative of what has none, the result
@@ -57,6 +59,12 @@ class TransformMethods(Generic[Other, WithValue, Mapped]):
 
     _transformed: Callable[..., Any]
     """The same behind one more transformation, of this name and with these options."""
+
+    _staging: Callable[..., Any]
+    """What makes its stages."""
+
+    _whole: Callable[[tuple[Any, ...]], tuple[Any, ...]]
+    """The positional arguments, with the instance that it is bound to."""
 
     _value_at: Callable[..., Any]
     """The value at primals, with arguments by name; nothing is donated."""
@@ -195,6 +203,49 @@ class TransformMethods(Generic[Other, WithValue, Mapped]):
         jax = loaded_jax()
         bind: Any = functools.partial if jax is None else jax.tree_util.Partial
         return (value, bind(pull_back, kept, **kwargs), *aux)
+
+    # stages -------------------------------------------------------------------------------------
+
+    @frames_hidden
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        """The program for such arguments, as that of `jax.jit(f).lower(...)`.
+
+        Specs stand for arrays as in `warm`. In a process that has imported jax it is jax's own:
+        traced and lowered here, compiled and called on the server. In one without it has what can
+        be had without jax's objects; see `jaxd.api.stages`.
+
+        Raises:
+            BaseException, JaxdError: as `warm`.
+        """
+        return self._staging().lower(self._whole(args), kwargs)  # type: ignore[no-any-return]
+
+    @frames_hidden
+    def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
+        """The function traced in this process for such arguments, as by `jax.jit(f).trace(...)`.
+
+        Raises:
+            NoServer: when this process has no jax.
+            BaseException, JaxdError: as `warm`.
+        """
+        return self._staging().trace(self._whole(args), kwargs)  # type: ignore[no-any-return]
+
+    @frames_hidden
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """What the function returns, with a spec for each array, as `jax.jit(f).eval_shape(...)`.
+
+        Raises:
+            BaseException, JaxdError: as `warm`.
+        """
+        return self._staging().eval_shape(self._whole(args), kwargs)
+
+    @frames_hidden
+    def jaxpr(self, *args: Any, **kwargs: Any) -> str:
+        """The text of what jax traces for such arguments, as `jax.make_jaxpr` prints it.
+
+        Raises:
+            BaseException, JaxdError: as `warm`.
+        """
+        return str(self._staging().jaxpr(self._whole(args), kwargs))
 
 
 def _own_copy(leaf: Any) -> Any:

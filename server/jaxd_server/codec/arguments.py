@@ -15,7 +15,7 @@ from jaxd_protocol.jax_objects.arrays import exact_array, key_array, weak_array
 from jaxd_protocol.jax_objects.structures import make_structure
 from jaxd_protocol.jit.nnx_objects import register_parts
 from jaxd_protocol.jit.options import Options
-from jaxd_protocol.jit.static_args import StaticArgs, dynamic
+from jaxd_protocol.jit.static_args import StaticArgs, dynamic, map_arguments
 from jaxd_protocol.jit.static_leaves import StaticLeaf, wrap_untraceable
 from jaxd_protocol.pickling.unpack.unpickler import unpack, unpickling_gate
 from jaxd_protocol.pytree import BlobLayout, Layout, Leaf, LeafOffset, parse_skeleton, read_scalar
@@ -162,28 +162,13 @@ def _as_given(leaf: Leaf, array: Any) -> Any:
 _ZERO_SCALARS: Final[dict[str, Any]] = {"F": 0.0, "I": 0, "B": False, "C": 0j}
 
 
-def map_arguments(
-    arguments: Arguments,
-    statics: StaticArgs,
-    traced: Callable[[Any], Any],
-    static: Callable[[Any], Any],
-) -> Arguments:
-    """The arguments with `traced` or `static` applied to each, in their order."""
-    args, kwargs = arguments
-    positions = statics.at(len(args))
-    return (
-        tuple((static if i in positions else traced)(value) for i, value in enumerate(args)),
-        {name: (static if name in statics.names else traced)(kwargs[name]) for name in kwargs},
-    )
-
-
 def jax_arrays(arguments: Arguments, statics: StaticArgs) -> Arguments:
     """The same with jax's arrays for all that is traced, so that jax sees each step of a function.
 
     numpy would divide by zero and go on, and Python would raise an error of its own.
     """
     converted = partial(jax.tree.map, jax.numpy.asarray)
-    return map_arguments(arguments, statics, converted, lambda value: value)
+    return map_arguments(arguments, statics, converted)
 
 
 def call_order(layout: Layout, statics: StaticArgs) -> tuple[int, ...] | None:

@@ -12,10 +12,9 @@ import numpy as np
 
 from jaxd_protocol.errors import ArgumentError
 from jaxd_protocol.jit.options import Options
-from jaxd_protocol.jit.static_args import StaticArgs
+from jaxd_protocol.jit.static_args import StaticArgs, map_arguments
 from jaxd_protocol.jit.static_leaves import StaticLeaf, content_of
 from jaxd_protocol.pytree import dump_literal, is_literal
-from jaxd_server.codec.arguments import map_arguments
 from jaxd_server.codec.object_references import class_name
 from jaxd_server.jax_compat.placement import are_several, place_name, place_of
 

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable
 from functools import partial
 from types import MethodType
-from typing import Any
+from typing import Any, Self
 
 JitOptions = tuple[tuple[str, Any], ...]
 """Name and value of each option of `jaxd_protocol.jit.options.Options` that is not the default, and
@@ -48,6 +48,14 @@ class FunctionWrapper:
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """As for any function: found on an instance, the instance is the first argument."""
         return self if instance is None else MethodType(self, instance)  # type: ignore[arg-type]
+
+    def __copy__(self) -> Self:
+        """As of any function: itself."""
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """As of any function: itself."""
+        return self
 
 
 def jit_options_of(wrapper: FunctionWrapper) -> JitOptions | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxd_protocol.jit.options import Options
@@ -60,6 +60,21 @@ def dynamic(
     return (
         tuple(value for i, value in enumerate(args) if i not in positions),
         {name: value for name, value in kwargs.items() if name not in statics.names},
+    )
+
+
+def map_arguments(
+    arguments: tuple[tuple[Any, ...], Mapping[str, Any]],
+    statics: StaticArgs,
+    traced: Callable[[Any], Any],
+    static: Callable[[Any], Any] = lambda value: value,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with `traced` or `static` applied to each, in their order."""
+    args, kwargs = arguments
+    positions = statics.at(len(args))
+    return (
+        tuple((static if i in positions else traced)(value) for i, value in enumerate(args)),
+        {name: (static if name in statics.names else traced)(kwargs[name]) for name in kwargs},
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from jaxd_protocol.errors import ArgumentError
 from jaxd_protocol.fingerprint import walk
-from jaxd_protocol.jit.static_args import StaticArgs
+from jaxd_protocol.jit.static_args import StaticArgs, map_arguments
 from jaxd_protocol.packages.bare_objects import bare_object_name, own_object_name
 from jaxd_protocol.pickling.unpack.content_table import content_table
 from jaxd_protocol.pytree import dump_literal, is_literal
@@ -135,15 +135,8 @@ def wrap_untraceable_arguments(
     Raises:
         ArgumentError: when something that jax cannot trace has no content.
     """
-    positions = statics.at(len(args))
-
-    def wrapped(value: Any, *, static: bool) -> Any:
-        return value if static else wrap_untraceable(value, strict=statics.strict)
-
-    return (
-        tuple(wrapped(value, static=i in positions) for i, value in enumerate(args)),
-        {name: wrapped(value, static=name in statics.names) for name, value in kwargs.items()},
-    )
+    wrapped = functools.partial(wrap_untraceable, strict=statics.strict)
+    return map_arguments((args, kwargs), statics, wrapped)
 
 
 def unwrapping_arguments(function: Callable[..., Any], statics: StaticArgs) -> Callable[..., Any]:
@@ -156,14 +149,8 @@ def unwrapping_arguments(function: Callable[..., Any], statics: StaticArgs) -> C
 
     @functools.wraps(function)
     def unwrapped(*args: Any, **kwargs: Any) -> Any:
-        positions = statics.at(len(args))
-        return function(
-            *(value if i in positions else _unwrap(value) for i, value in enumerate(args)),
-            **{
-                name: value if name in statics.names else _unwrap(value)
-                for name, value in kwargs.items()
-            },
-        )
+        args, kwargs = map_arguments((args, kwargs), statics, _unwrap)
+        return function(*args, **kwargs)
 
     return unwrapped
 

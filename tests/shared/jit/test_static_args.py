@@ -14,7 +14,12 @@ import pytest
 
 from jaxd_protocol.errors import ArgumentError
 from jaxd_protocol.jit.options import Options
-from jaxd_protocol.jit.static_args import NO_STATIC_ARGS, StaticArgs, infer_static_args
+from jaxd_protocol.jit.static_args import (
+    NO_STATIC_ARGS,
+    StaticArgs,
+    infer_static_args,
+    map_arguments,
+)
 from jaxd_protocol.jit.static_leaves import (
     StaticLeaf,
     content_of,
@@ -225,3 +230,12 @@ def test_all_arguments_of_a_call_are_closed() -> None:
     )
     assert args == (StaticLeaf("a"), [StaticLeaf("b"), 1.0], "c")
     assert kwargs == {"mode": "d", "x": StaticLeaf("e")}
+
+
+def test_static_arguments_are_mapped_apart_from_traced_ones_in_their_order() -> None:
+    """A negative position counts from the last one of the call."""
+    arguments = (1, 2, 3), {"b": 4, "a": 5}
+    mapped = map_arguments(arguments, statics({-1}, {"a"}), str, float)
+    assert mapped == (("1", "2", 3.0), {"b": "4", "a": 5.0})
+    assert list(mapped[1]) == ["b", "a"]
+    assert map_arguments(arguments, statics({-1}, {"a"}), str)[0] == ("1", "2", 3)

@@ -28,7 +28,7 @@ from jaxd.request.function_snapshot import SnapshotCache
 from jaxd_protocol.fingerprint.function_wrapper import FunctionWrapper
 from jaxd_protocol.jit.options import Config
 from jaxd_protocol.jit.static_args import infer_static_args
-from jaxd_protocol.packages.installed import content_of, is_local_module
+from jaxd_protocol.packages.installed import content_of
 
 if TYPE_CHECKING:
     from jaxd.tracing.from_store import StoreCalls
@@ -89,17 +89,14 @@ class JitHook:
     """Replaces `jax.jit` and what is like it, for modules that are imported from now on.
 
     Args:
-        libraries: whether installed packages get persistent functions as well; else only the
-            program's own code does.
         make: makes a persistent function of a function and options, as `persistent_call`.
 
     Attributes:
         not_served: why functions were given to plain `jax.jit`, and how many for each reason.
     """
 
-    def __init__(self, *, libraries: bool = True, make: Callable[..., Any] | None = None) -> None:
+    def __init__(self, make: Callable[..., Any] | None = None) -> None:
         self.not_served: Counter[str] = Counter()
-        self._libraries = libraries
         self._make = hooked if make is None else make
         self._finder = AfterImport(_JITS, self._patch)
         self._originals: list[tuple[ModuleType, str, Any]] = []
@@ -122,9 +119,8 @@ class JitHook:
 
     def serves(self, module: str) -> bool:
         """Whether functions that this module jits become persistent."""
-        if module.partition(".")[0] in _PLAIN_CALLERS or module.startswith(_PLAIN_MODULES):
-            return False
-        return self._libraries or is_local_module(module)
+        is_plain = module.partition(".")[0] in _PLAIN_CALLERS or module.startswith(_PLAIN_MODULES)
+        return not is_plain
 
     def jitted(
         self, jit: _Jit, original: Callable[..., Any], function: Any, options: dict[str, Any]
@@ -326,14 +322,6 @@ class HookedJit(FunctionWrapper):
         except Exception as error:
             hide_frames(error)
             raise
-
-    def __copy__(self) -> HookedJit:
-        """As of any function: itself."""
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> HookedJit:
-        """As of any function: itself."""
-        return self
 
     def __reduce__(self) -> Any:
         """On the way to a server it is the original."""
