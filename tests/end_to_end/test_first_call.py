@@ -39,7 +39,6 @@ NOT_NEEDED = (
     "jaxd.transfer.shared_memory",
     "jaxd.events.jax_callbacks",
     "jaxd.api.client",
-    "jaxd.transfer.link_speed",
     "jaxd.transfer.content_cache",
     "jaxd.connection.discovery",
     "jaxd.remote_values.call_pipeline",

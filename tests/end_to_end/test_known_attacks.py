@@ -30,7 +30,7 @@ from rpyc.utils.factory import unix_connect
 
 from jaxd import Client, connect, errors
 from jaxd.dispatch import retry
-from jaxd.transfer import link_speed
+from jaxd.transfer import dedup
 from jaxd_protocol.base.buffers import deflate
 from jaxd_protocol.errors import JaxdError
 from jaxd_protocol.messages.calls import FAILED, OK
@@ -303,7 +303,7 @@ def test_compressed_arrays_of_a_client_do_not_go_off(
     """1.5 MB that become 1.5 GB are refused before any of it is there; so are many at once."""
     array = np.zeros(15 << 20, np.uint8)
     small = memoryview(deflate(array.data))
-    monkeypatch.setattr(link_speed, "compressed", lambda data, link_speed: small)
+    monkeypatch.setattr(dedup, "compressed", lambda data, link_speed: small)
     monkeypatch.setenv("JAXD_COMPRESS", "1")
     monkeypatch.setattr(retry, "_MAX_BUSY_S", 0.1)  # nobody comes again
     server = start_live("--budget-bytes", "256M")

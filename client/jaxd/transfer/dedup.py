@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from jaxd.transfer.link_speed import DedupPolicy
+from jaxd.transfer.content_cache import AdoptRequest, ContentCache, DedupPolicy, compressed
 from jaxd.transfer.server_copies import ServerCopies, ServerCopy
 from jaxd_protocol.messages.data_locations import (
     CACHED_AS_VALUE,
@@ -21,7 +21,6 @@ from jaxd_protocol.messages.data_locations import (
 )
 
 if TYPE_CHECKING:
-    from jaxd.transfer.content_cache import AdoptRequest, ContentCache
     from jaxd.transfer.release_queue import ReleaseQueue
     from jaxd_protocol.network.addresses import Address
 
@@ -186,8 +185,6 @@ class Deduplicator:
         self._content_cache: ContentCache | None = None
         self._compresses = compress and where.is_network
         if where.is_network:
-            from jaxd.transfer.content_cache import ContentCache
-
             self._content_cache = ContentCache(self._copies, self._policy)
 
     def plan(self, call: CallData, ask: AdoptRequest) -> DedupPlan:
@@ -224,8 +221,6 @@ class Deduplicator:
 
     def _plan_compression(self, plan: DedupPlan, call: CallData) -> None:
         """Compresses arrays that have to be sent."""
-        from jaxd.transfer.link_speed import compressed
-
         settled = {-1, *(row.leaf for row in plan.data_locations)}
         for owner, data in zip(call.buffer_leaves, call.buffers, strict=False):
             packed = None if owner in settled else compressed(data, self._policy.speed)

@@ -7,7 +7,7 @@ they are jax arrays that the server was sent before: these cannot have changed.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
@@ -55,6 +55,11 @@ class BlockPeer(Protocol):
         """Sends a message that has no reply."""
 
 
+def owned_buffers(call: CallData) -> Iterator[tuple[int, memoryview]]:
+    """The buffers of a call, each with the number of its leaf; -1 when that is no plain array."""
+    return zip(chain(call.buffer_leaves, repeat(-1)), call.buffers, strict=False)
+
+
 class CallTransfer(NamedTuple):
     """The transfer of one call's data.
 
@@ -83,7 +88,7 @@ class CallTransfer(NamedTuple):
         absent = {row.leaf for row in self.data_locations if row.kind in NOT_IN_MESSAGE}
         rest = iter(self.buffers)
         copies: list[memoryview] = []
-        for owner, data in zip(chain(call.buffer_leaves, repeat(-1)), call.buffers, strict=False):
+        for owner, data in owned_buffers(call):
             if owner in in_blocks:
                 copies.append(in_blocks[owner][: len(data)])
             elif owner in absent:
@@ -163,13 +168,8 @@ class TransferRouter:
             raise
         absent = {row.leaf for row in rows if row.kind in NOT_IN_MESSAGE}
         packed = plan.packed if plan else {}
-        rest = [
-            packed.get(owner, data)
-            for data, owner in zip(
-                call.buffers, chain(call.buffer_leaves, repeat(-1)), strict=False
-            )
-            if owner not in absent
-        ]
+        owned = owned_buffers(call)
+        rest = [packed.get(owner, data) for owner, data in owned if owner not in absent]
         return CallTransfer(sorted((*call.data_locations, *rows)), rest, places, plan)
 
     def _load_blocks(
@@ -179,9 +179,7 @@ class TransferRouter:
         settled = {row.leaf for row in rows}
         large = [
             index
-            for index, (owner, data) in enumerate(
-                zip(call.buffer_leaves, call.buffers, strict=False)
-            )
+            for index, (owner, data) in enumerate(owned_buffers(call))
             if owner >= 0 and len(data) >= MIN_SHARED_BYTES and owner not in settled
         ]
         if not large or not connection.passes_descriptors:
@@ -228,7 +226,7 @@ class TransferRouter:
 
     def uses_shared_blocks(self, call: CallData) -> bool:
         """Whether some of its data lies in shared memory, which the server would read directly."""
-        for owner, data in zip(call.buffer_leaves, call.buffers, strict=False):
+        for owner, data in owned_buffers(call):
             is_large = owner >= 0 and len(data) >= MIN_SHARED_BYTES
             if is_large and (place := self._find(data)) is not None:
                 place[0].release()

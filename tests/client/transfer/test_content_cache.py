@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from jaxd.transfer.link_speed import (
+from jaxd.transfer.content_cache import (
     FAST_LINK,
     MIN_COMPRESSED_BYTES,
     PROBE_COUNT,
