@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jaxd.api.transforms import hide_frames
 from jaxd.interop.after_import import AfterImport
-from jaxd_protocol.base.process import clock_id, reset_after_fork
+from jaxd_protocol.base.process import PerProcess, clock_id, reset_after_fork
 from jaxd_protocol.errors import JaxdError
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ _TIMED: Final[Mapping[str, Sequence[_Timed]]] = {
 
 _recorders: list[TraceFile | OneCall] = []
 _originals: dict[tuple[type, str], Any] = {}
-_changing: Final = threading.Lock()  # guards both
+_changing: Final = PerProcess(threading.Lock)  # guards both
 _muted: Final = threading.local()
 
 
@@ -167,7 +167,7 @@ def _change(module: ModuleType) -> None:
     for entry in _TIMED[module.__name__]:
         owner_name, _, method = entry.method.partition(".")
         owner = getattr(module, owner_name)
-        with _changing:
+        with _changing():
             if _recorders and (owner, method) not in _originals:
                 original = _originals[owner, method] = vars(owner)[method]
                 setattr(owner, method, _timed(original, entry))
@@ -177,7 +177,7 @@ _finder: Final = AfterImport(_TIMED.keys(), _change)
 
 
 def _begin(recorder: TraceFile | OneCall) -> None:
-    with _changing:
+    with _changing():
         _recorders.append(recorder)
         if _finder not in sys.meta_path:
             sys.meta_path.insert(0, _finder)
@@ -187,7 +187,7 @@ def _begin(recorder: TraceFile | OneCall) -> None:
 
 
 def _end(recorder: TraceFile | OneCall) -> None:
-    with _changing:
+    with _changing():
         _recorders.remove(recorder)
         if not _recorders:
             sys.meta_path.remove(_finder)
@@ -430,15 +430,11 @@ class CallProfile(NamedTuple):
         return titled(f"{self.function}: {self.us:,.1f} µs", table(_HEAD, rows))
 
 
-_profiles: Final[dict[int, tuple[bytes, threading.Lock]]] = {}  # by process
+_of_profiles: Final = PerProcess(lambda: (secrets.token_bytes(16), threading.Lock()))
+"""The trace that all profiles of this process share at the servers, and its lock.
 
-
-def _of_profiles() -> tuple[bytes, threading.Lock]:
-    """The trace that all profiles of this process share at the servers, and its lock.
-
-    So none ends that of another thread, and whoever fetches its spans gives them to all.
-    """
-    return _profiles.setdefault(os.getpid(), (secrets.token_bytes(16), threading.Lock()))
+So none ends that of another thread, and whoever fetches its spans gives them to all.
+"""
 
 
 class OneCall:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from jaxd.connection.call_future import CallFuture
+from jaxd.connection.call_future import CallFuture, complete
 from jaxd.dispatch import async_call
 from jaxd.interop.jax_runtime import map_leaves
 from jaxd_protocol.base.process import start_thread
@@ -150,34 +150,22 @@ class Recovery(NamedTuple):
         error = done.exception()
         if error is None:
             self.call.spec.snapshot.served[self.call.kind] = None
-            _complete(outer, done.result)
+            complete(outer, done.result)
             return
         submission = self.submission
         local = submission.local_run(submission.caller, error, self.call)
         if local is None or outer.done():
-            _complete(outer, done.result)
+            complete(outer, done.result)
             return
         run = partial(local.under, submission.config, self.args, self.kwargs)
         work = (outer, run)
         try:
             start_thread(
-                threading.Thread(target=_complete, args=work, name="jaxd-local", daemon=True)
+                threading.Thread(target=complete, args=work, name="jaxd-local", daemon=True)
             )
         except Busy as none_left:
             with suppress(InvalidStateError):
                 outer.set_exception(none_left)
-
-
-def _complete(future: Future[Any], make: Callable[[], Any]) -> None:
-    """Completes a future, unless it was cancelled."""
-    try:
-        result = make()
-    except BaseException as error:  # noqa: BLE001  the future's owner decides about it
-        with suppress(InvalidStateError):
-            future.set_exception(error)
-    else:
-        with suppress(InvalidStateError):
-            future.set_result(result)
 
 
 def _unchanging(leaf: Any) -> Any:

@@ -13,6 +13,7 @@ from jaxd.api.why import running_server
 from jaxd.connection.control_client import ControlStream, open_stream, send_request
 from jaxd.connection.settings import Settings
 from jaxd.dispatch.caller import Caller
+from jaxd_protocol.base.process import Lazy
 from jaxd_protocol.errors import Busy, ConfigurationError, ConnectionLost, NoServer, ProtocolError
 from jaxd_protocol.messages.server_view import (
     LEAST_S,
@@ -258,8 +259,7 @@ class Watch:
         self._settings = settings
         self._every_s = every_s
         self._closing = threading.Event()
-        self._client_lock = threading.Lock()  # guards _client
-        self._client: Client | None = None
+        self._connected = Lazy(self._new_client)
         self.is_local, self._source = self._opened()
 
     def _opened(self) -> tuple[bool, _Source]:
@@ -347,10 +347,8 @@ class Watch:
         """Ends it: whoever waits in `next` or iterates returns."""
         self._closing.set()
         self._source.close()
-        with self._client_lock:
-            client, self._client = self._client, None
-        if client is not None:
-            client.close()
+        if self._connected.made is not None:
+            self._connected.made.close()
 
     def __enter__(self) -> Self:
         return self
@@ -453,12 +451,8 @@ class Watch:
     def _ask(self, verb: str, *args: Any) -> Mapping[str, Any]:
         return self._connected().caller.session.ask(verb, *args)
 
-    def _connected(self) -> Client:
-        with self._client_lock:
-            if self._client is None:
-                settings = self._settings.replaced(server=self.address)
-                self._client = Client(running_server(Caller(settings)))
-            return self._client
+    def _new_client(self) -> Client:
+        return Client(running_server(Caller(self._settings.replaced(server=self.address))))
 
 
 _FIRST_S: Final = 30.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
@@ -112,6 +112,18 @@ class CallFuture(Future[T]):
     def add_inline_callback(self, fn: Callable[[Future[T]], object]) -> None:
         """Adds a quick callback that runs in the thread that completes the future."""
         super().add_done_callback(fn)
+
+
+def complete(future: Future[T], make: Callable[[], T]) -> None:
+    """Completes a future with what is made, or with what that raises; unless it was cancelled."""
+    try:
+        result = make()
+    except BaseException as error:  # noqa: BLE001  the future's owner decides about it
+        with suppress(InvalidStateError):
+            future.set_exception(error)
+    else:
+        with suppress(InvalidStateError):
+            future.set_result(result)
 
 
 class _CallbackThread:

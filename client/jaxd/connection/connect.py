@@ -10,7 +10,8 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from threading import Event, Thread
+from functools import partial
+from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
 
 from jaxd.connection.connection import ClientConnection
@@ -30,6 +31,8 @@ from jaxd_protocol.network.handshake import UNIX, ChannelBinding, handshake_with
 from jaxd_protocol.wire import stream_over
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from jaxd.connection.server_requests import ServerRequestHandler
     from jaxd_protocol.wire.tls_socket import TlsSocket
 
@@ -333,16 +336,23 @@ def _addresses(place: tuple[str, int], patience: Patience) -> Sequence[_AddressI
     with suppress(socket.gaierror):  # it is no number
         return _looked_up(place, socket.AI_NUMERICHOST)
     key = (os.getpid(), *place)  # a child has none of its parent's threads
-    lookup = _lookups.get(key) or _Lookup(key)
-    return lookup.result(patience.seconds(CONNECT_TIMEOUT_S))
+    lookup = _lookups.get(key) or _start_lookup(key)
+    left_s = patience.seconds(CONNECT_TIMEOUT_S)
+    try:
+        return lookup.result(left_s)
+    except TimeoutError as error:
+        if lookup.done():  # in time after all, or that is its own error
+            return lookup.result()
+        why = f"the lookup of {place[0]} takes too long"
+        raise TimeoutError(errno.ETIMEDOUT, why) from error
 
 
 def _looked_up(place: tuple[str, int], flags: int = 0) -> Sequence[_AddressInfo]:
     return socket.getaddrinfo(*place, type=socket.SOCK_STREAM, flags=flags)
 
 
-class _Lookup:
-    """One lookup of a name, in a thread of its own: the system's has no limit that one could set.
+def _start_lookup(key: tuple[int, str, int]) -> Future[Sequence[_AddressInfo]]:
+    """Looks a name up in a thread of its own: the system's lookup has no limit that one could set.
 
     It is left behind when the caller's time is over; whoever asks next waits for the same one.
 
@@ -352,38 +362,22 @@ class _Lookup:
     Raises:
         Busy: when there is no thread for it.
     """
+    from concurrent.futures import Future
 
-    def __init__(self, key: tuple[int, str, int]) -> None:
-        self._key = key
-        self._ended = Event()
-        self._found: Sequence[_AddressInfo] = ()
-        self._failure: BaseException | None = None
-        start_thread(Thread(target=self._run, name="jaxd-lookup", daemon=True))
+    from jaxd.connection.call_future import complete  # most connections need neither
 
-    def result(self, timeout_s: float) -> Sequence[_AddressInfo]:
-        """What was found.
+    lookup: Future[Sequence[_AddressInfo]] = Future()
 
-        Raises:
-            OSError: when that is nothing, or is not known in time.
-        """
-        if not self._ended.wait(timeout_s):
-            raise TimeoutError(errno.ETIMEDOUT, f"the lookup of {self._key[1]} takes too long")
-        if self._failure is not None:
-            raise self._failure
-        return self._found
+    def run() -> None:
+        _lookups[key] = lookup
+        complete(lookup, partial(_looked_up, key[1:]))
+        _lookups.pop(key, None)
 
-    def _run(self) -> None:
-        _lookups[self._key] = self
-        try:
-            self._found = _looked_up(self._key[1:])
-        except BaseException as error:  # noqa: BLE001  raised in whoever waits for it
-            self._failure = error
-        finally:
-            _lookups.pop(self._key, None)
-            self._ended.set()
+    start_thread(Thread(target=run, name="jaxd-lookup", daemon=True))
+    return lookup
 
 
-_lookups: Final[dict[tuple[int, str, int], _Lookup]] = {}
+_lookups: Final[dict[tuple[int, str, int], Future[Sequence[_AddressInfo]]]] = {}
 """Those under way; each access is atomic."""
 
 

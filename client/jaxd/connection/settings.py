@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
+from jaxd_protocol.base.process import memory_bytes
 from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.network.addresses import DEFAULT_TCP_PORT, Address
 from jaxd_protocol.network.tokens import (
@@ -215,17 +216,11 @@ class Settings:
             autostart=environment.get("JAXD_AUTOSTART", "") != "0" and file.get("autostart", True),
             inline=is_inline or has_none,
             store=_store_of(environment) if has_none and not is_inline else None,
-            compress=environment["JAXD_COMPRESS"] != "0"
-            if environment.get("JAXD_COMPRESS")
-            else file.get("compress", False),
+            compress=_switch("compress", file),
             device=_parse_device(environment.get("JAXD_DEVICE"), file.get("device")),
-            fallback=_parse_fallback(environment.get("JAXD_FALLBACK"), "JAXD_FALLBACK")
-            or _parse_fallback(file.get("fallback"), f"`fallback` in {config_file()}"),
-            verify=environment["JAXD_VERIFY"] != "0"
-            if environment.get("JAXD_VERIFY")
-            else file.get("verify", False),
-            place=_parse_place(environment.get("JAXD_PLACE"), "JAXD_PLACE")
-            or _parse_place(file.get("place"), f"`place` in {config_file()}")
+            fallback=_choice("fallback", file, get_args(Fallbacks), "local, or error"),
+            verify=_switch("verify", file),
+            place=_choice("place", file, get_args(Places), "server, here or auto")
             or cls.default_place,
             snapshot_s=_parse_number(
                 "JAXD_SNAPSHOT_S", file.get("snapshot_s"), "what costs nothing"
@@ -313,25 +308,24 @@ def _parse_number(name: str, otherwise: Any, meaning: str = "") -> Any:
 
 def _default_snapshot_bytes() -> int:
     """A sixteenth of the machine's memory, as far as that is known."""
-    try:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):
-        return MAX_SNAPSHOT_BYTES
-    return min(MAX_SNAPSHOT_BYTES, memory // 16)
+    return min(MAX_SNAPSHOT_BYTES, (memory_bytes() // 16) or MAX_SNAPSHOT_BYTES)
 
 
-def _parse_fallback(text: str | None, source: str) -> str | None:
-    if text and text not in get_args(Fallbacks):
+def _switch(name: str, file: Mapping[str, Any]) -> bool:
+    text = os.environ.get(f"JAXD_{name.upper()}")
+    return text != "0" if text else bool(file.get(name, False))
+
+
+def _choice(name: str, file: Mapping[str, Any], known: tuple[str, ...], words: str) -> str | None:
+    """The value of a setting that has one of a few; None where nothing is said."""
+    variable = f"JAXD_{name.upper()}"
+    text = os.environ.get(variable) or file.get(name) or None
+    if text and text not in known:
+        source = variable if os.environ.get(variable) else f"`{name}` in {config_file()}"
         raise ConfigurationError(
-            f"{source} is {text!r}. Write local, or error, or leave it out to have the default."
+            f"{source} is {text!r}. Write {words}, or leave it out to have the default."
         )
-    return text or None
-
-
-def _parse_place(text: str | None, source: str) -> str | None:
-    if text and text not in get_args(Places):
-        raise ConfigurationError(f"{source} is {text!r}. Write server, here or auto.")
-    return text or None
+    return text
 
 
 def _read_config() -> Mapping[str, Any]:

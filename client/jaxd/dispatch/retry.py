@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from itertools import chain, repeat
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jaxd.connection.shared_reader import NotSent
@@ -190,8 +190,7 @@ class Outage:
         self._grace_s = grace_s
         self._clear_line = clear_line
         self._began = time.monotonic()
-        self._is_said = False
-        self._lock = threading.Lock()  # guards _is_said
+        self._unsaid = [True]  # whichever thread takes it out says it
 
     @property
     def seconds(self) -> float:
@@ -226,23 +225,20 @@ class Outage:
 
     def end(self) -> None:
         """There is a connection again."""
-        if self._is_said:
+        if not self._unsaid:
             self._print(f"connected again after {self.seconds:.1f} s.")
 
     def _say(self, text: str) -> None:
-        with self._lock:
-            was_said, self._is_said = self._is_said, True
-        if not was_said:
+        with suppress(IndexError):
+            self._unsaid.pop()
             self._print(text)
 
     def _print(self, text: str) -> None:
         """Writes a line, also where stderr is a file: a program that stands still says why."""
         self._clear_line()
-        try:
+        with suppress(AttributeError, OSError, ValueError):  # no stderr, or a closed one
             sys.stderr.write(f"jaxd: {text}\n")
             sys.stderr.flush()
-        except (AttributeError, OSError, ValueError):
-            pass  # no stderr, or a closed one
 
 
 def _patience_s(error: JaxdError, address: Address, grace_s: float) -> float:
@@ -353,8 +349,10 @@ class RetryCopy(NamedTuple):
         Returns:
             None where there is no room.
         """
+        from jaxd.transfer.routing import owned_buffers  # there is data to transfer
+
         in_blocks = transfer.in_blocks()
-        owned = list(zip(chain(call.buffer_leaves, repeat(-1)), call.buffers, strict=False))
+        owned = list(owned_buffers(call))
         stays = in_blocks.keys() | call.sources.keys()
         nbytes = sum(len(data) for owner, data in owned if owner not in stays)
         if not budget.reserve(nbytes):

@@ -118,6 +118,8 @@ class CallEffects:
         buffers: Sequence[memoryview],
         call: Callable[[], Answer],
         place: int = -1,
+        *,
+        is_recorded: bool = True,
     ) -> Answer:
         """What a function of this process returns; it is called unless an earlier attempt did.
 
@@ -125,38 +127,24 @@ class CallEffects:
             question: what is to be called with what.
             buffers: the rest of it.
             call: calls it.
-            place: see `answer_once`; -1: this one is not asked again.
+            place: how many the program has asked for before; another question has another place,
+                and one that is asked again over the next connection has the same. -1: this one is
+                not asked again.
+            is_recorded: whether the call may be made again; else only what has no answer is asked
+                again.
 
         Raises:
-            CallbackError: when a call that is over asks for something that it did not before.
+            CallbackError: when a call that is over asks for something that it did not before, and
+                when the answer was too large to be kept.
             BaseException: what the function raises.
         """
         with self._lock:
+            if not is_recorded:
+                self.are_recorded, self._full_in = False, self._attempt
             one = self._asked_before(place)
             is_new = one is None
             if one is None:
                 is_new, one = self._of_content(question, buffers)
-                self._note_asked(place, one)
-        return self._called(one, call) if is_new else one.answer()
-
-    def answer_once(self, call: Callable[[], Answer], place: int) -> Answer:
-        """As `answer`, of a call that is not made again: only what has no answer is asked again.
-
-        Args:
-            call: calls the function.
-            place: how many the program has asked for before; another question has another place,
-                and one that is asked again over the next connection has the same.
-
-        Raises:
-            CallbackError: when the answer was too large to be kept.
-            BaseException: what the function raises.
-        """
-        with self._lock:
-            self.are_recorded, self._full_in = False, self._attempt
-            one = self._asked_before(place)
-            is_new = one is None
-            if one is None:
-                one = _Call()
                 self._note_asked(place, one)
         return self._called(one, call) if is_new else one.answer()
 
@@ -176,11 +164,11 @@ class CallEffects:
 
         The lock is held.
         """
+        if not self.are_recorded and self._attempt == self._full_in:
+            return True, _Call()  # which no other attempt asks for
         content = hashlib.blake2b(repr(question).encode(), digest_size=_HASH_BYTES)
         for data in buffers:
             content.update(data)
-        if not self.are_recorded and self._attempt == self._full_in:
-            return True, _Call()  # which no other attempt asks for
         is_new, number, known = self._place(content.digest())
         if number >= len(known):
             raise CallbackError(

@@ -392,10 +392,9 @@ def answer_callback(
             "a connection was lost while a call was made again for its arrays, which had called "
             "functions of this process. They are not called twice."
         )
-    if not is_recorded:
-        return origin.effects().answer_once(run, place)
-    origin.before_callback()
-    return origin.effects().answer(question[1:4], buffers, run, place)
+    if is_recorded:
+        origin.before_callback()
+    return origin.effects().answer(question[1:4], buffers, run, place, is_recorded=is_recorded)
 
 
 def run_callback(

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from jaxd.interop.jax_runtime import loaded_jax
-from jaxd_protocol.base.process import reset_after_fork
+from jaxd_protocol.base.process import PerProcess, reset_after_fork
 from jaxd_protocol.jax_objects.program_bytes import load_compiled
 from jaxd_protocol.jit.static_args import NO_STATIC_ARGS, StaticArgs
 
@@ -76,15 +76,9 @@ class LoadedPrograms:
     """The programs that this process has loaded; several functions may share one. Thread-safe."""
 
     def __init__(self) -> None:
-        self._known: weakref.WeakValueDictionary[bytes, LocalProgram] = (
-            weakref.WeakValueDictionary()
-        )
-        self.after_fork()
-        reset_after_fork(self)
-
-    def after_fork(self) -> None:
-        """In the child of a fork: a thread of the parent may have held the lock."""
-        self._lock = threading.Lock()  # guards _known
+        self._lock = PerProcess(threading.Lock)  # guards _known
+        self._known: weakref.WeakValueDictionary[bytes, LocalProgram]
+        self._known = weakref.WeakValueDictionary()
 
     def program(self, id: bytes, data: bytes, *shape: Any) -> LocalProgram:  # noqa: A002
         """The program of that id, loaded from its bytes where it is not known.
@@ -97,12 +91,12 @@ class LoadedPrograms:
         Raises:
             Exception: as `load_compiled`.
         """
-        with self._lock:
+        with self._lock():
             known = self._known.get(id)
         if known is not None:
             return known
         made = LocalProgram(load_compiled(data, *shape), id)
-        with self._lock:
+        with self._lock():
             return self._known.setdefault(id, made)
 
 

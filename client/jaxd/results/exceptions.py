@@ -15,6 +15,7 @@ from jaxd_protocol.packages.installed import OWN_PACKAGES
 if TYPE_CHECKING:
     from jaxd.results.reader import ResultReader
 
+_MAX_LINE: Final = 300
 _OWN: Final = frozenset(OWN_PACKAGES)
 _CALLED_BY_OWN: Final = frozenset({"jax", "jaxlib", "numpy", "concurrent", "threading", "asyncio"})
 
@@ -55,6 +56,11 @@ def hide_own_frames(error: BaseException) -> None:
         if before is not None and one.__traceback__ is None and one is error.__context__:
             error.__suppress_context__ = True  # only our own code has met it
         todo += [each for each in (one.__cause__, one.__context__) if each is not None]
+
+
+def line_of(error: BaseException) -> str:
+    """Its kind, and the first line of what it says, cut where that is long."""
+    return f"{type(error).__name__}: {error}".splitlines()[0][:_MAX_LINE]
 
 
 def _without_own(trace: TracebackType | None) -> TracebackType | None:

@@ -108,10 +108,6 @@ class LocalObjects:
             classes taken by name, and only those that hold nothing but data.
         others: what else it reaches; of these its classes are known.
         installed: modules and callables of installed packages that its code names.
-
-    Attributes:
-        remote_objects: what was met so far that exists only on the server: what each is, for
-            people. Its reader empties it.
     """
 
     def __init__(
@@ -135,7 +131,6 @@ class LocalObjects:
         self._held_by_arguments: dict[tuple[str, str], Any] = {}
         self._names: frozenset[str] | None = None
         self._code: dict[bytes, list[CodeType]] | None = None
-        self.remote_objects: list[str] = []
         self._learn_classes((*objects, *others))
         if mark:
             _live_instances[mark] = self
@@ -279,7 +274,11 @@ class LocalObjects:
     # other objects ----------------------------------------------------------------------------
 
     def getter(
-        self, reference: Reference, holders: tuple[type, ...] = (), field: str = ""
+        self,
+        reference: Reference,
+        holders: tuple[type, ...] = (),
+        field: str = "",
+        remote: list[str] | None = None,
     ) -> Callable[[], Any]:
         """What gives the object of a reference, or what stands for it in this process.
 
@@ -289,6 +288,7 @@ class LocalObjects:
             reference: what the server wrote.
             holders: the classes of the objects that it is part of, outermost first.
             field: the attribute of the last of these; empty where it has none.
+            remote: gets what it is, for people, where only the server has it.
 
         Raises:
             ProtocolError: when the reference cannot be meant for this process.
@@ -305,7 +305,8 @@ class LocalObjects:
             found = _attribute_default(reference, holders[-1], field)
         if found is _missing:
             found = self._remote_object(reference, holders)
-            self.remote_objects.append(reference.about)
+            if remote is not None:
+                remote.append(reference.about)
         elif reference.kind == "c":  # the latest of several with equal content
             (content,) = reference.detail
             return lambda: self._contents.get(content, found)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import namedtuple
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -109,7 +108,6 @@ class ResultReader:
     def __init__(self, known_objects: KnownObjects, own: LocalObjects | None = None) -> None:
         self._local_objects = own or LocalObjects()
         self._layouts = BoundedDict[bytes, tuple[Layout, str | None]](_MAX_LAYOUTS)
-        self._parsing = threading.Lock()  # guards the list of objects that a parse has met
         self._local_objects.learn(known_objects)
 
     def learn(self, known_objects: KnownObjects) -> None:
@@ -186,11 +184,9 @@ class ResultReader:
         return found
 
     def _parsed(self, skeleton: bytes) -> tuple[Layout, str | None]:
-        with self._parsing:
-            met = self._local_objects.remote_objects
-            met.clear()
-            layout = parse_skeleton(skeleton, self._find_class, None, self._local_objects)
-            return layout, met[0] if met else None
+        met = _Met(self._local_objects)
+        layout = parse_skeleton(skeleton, self._find_class, None, met)
+        return layout, next(iter(met.remote), None)
 
     def are_alike(self, skeleton: bytes, other: bytes) -> bool:
         """Whether two skeletons are the same but for the tokens of two workers.
@@ -203,10 +199,9 @@ class ResultReader:
         return self._without_tokens(skeleton) == self._without_tokens(other)
 
     def _without_tokens(self, skeleton: bytes) -> bytes:
-        with self._parsing:
-            references = _ReferenceCollector(self._local_objects)
-            parse_skeleton(skeleton, self._find_class, None, references)
-        return replace_tokens(skeleton, references.found, lambda each: bytes(len(each.token)))
+        met = _Met(self._local_objects)
+        parse_skeleton(skeleton, self._find_class, None, met)
+        return replace_tokens(skeleton, met.references, lambda each: bytes(len(each.token)))
 
     def exception_type(self, module: str, name: str, content: bytes) -> type | None:
         """An exception of the user's own, by its content id; None when none is reached."""
@@ -259,17 +254,23 @@ class ResultReader:
         )
 
 
-class _ReferenceCollector:
-    """Finds what references stand for, and keeps the references."""
+class _Met:
+    """The references that one parse meets, found among local objects.
+
+    Attributes:
+        references: these.
+        remote: what exists only on the server, for people.
+    """
 
     def __init__(self, own: LocalObjects) -> None:
-        self.found: list[Reference] = []
+        self.references: list[Reference] = []
+        self.remote: list[str] = []
         self._own = own
 
-    def getter(self, reference: Reference, *rest: Any) -> Any:
+    def getter(self, reference: Reference, holders: tuple[type, ...] = (), field: str = "") -> Any:
         """As `LocalObjects.getter`."""
-        self.found.append(reference)
-        return self._own.getter(reference, *rest)
+        self.references.append(reference)
+        return self._own.getter(reference, holders, field, self.remote)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._own, name)

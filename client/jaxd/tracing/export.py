@@ -10,15 +10,17 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from jaxd.interop.jax_runtime import import_jax
 from jaxd.results.reader import ResultReader
 from jaxd_protocol.base.bounded import BoundedDict
+from jaxd_protocol.base.process import PerProcess
 from jaxd_protocol.errors import NotPermitted
 from jaxd_protocol.fingerprint import Part
 from jaxd_protocol.jit.options import EXPORTED_CONFIG, Options, fingerprint_of, function_key
-from jaxd_protocol.jit.static_args import NO_STATIC_ARGS, StaticArgs
+from jaxd_protocol.jit.static_args import NO_STATIC_ARGS, StaticArgs, map_arguments
 from jaxd_protocol.messages.function_manifest import FunctionManifest
 from jaxd_protocol.pytree import Layout, parse_leaves
 
@@ -28,12 +30,12 @@ if TYPE_CHECKING:
 
 
 _MAX_PER_SPEC: Final = 256
-_PLATFORMS: Final = {"gpu": "cuda"}
 
 _exported: Final[weakref.WeakKeyDictionary[FunctionSpec, dict[Any, ExportedFunction]]] = (
     weakref.WeakKeyDictionary()
 )
-_export_lock: Final = threading.Lock()  # guards the table; two exports at once give equal programs
+_export_lock: Final = PerProcess(threading.Lock)
+"""Guards the table; two exports at once give equal programs."""
 
 
 def without_source_locations() -> AbstractContextManager[Any]:
@@ -134,12 +136,12 @@ def exported_call(
             spec, "jax traces the caller. Use f.grad(), f.vmap() and the like, which are exported"
         )
     kind = (tree, tuple(map(_leaf_kind, leaves)), caller.session.platform)
-    with _export_lock:
+    with _export_lock():
         known = _exported.setdefault(spec, BoundedDict(_MAX_PER_SPEC))
         found = known.get(kind)
     if found is None:
         found = _export(caller, spec, function, options, config, leaves, tree)
-        with _export_lock:
+        with _export_lock():
             known[kind] = found
     return cast("FunctionSpec", found), tuple(leaves)
 
@@ -155,7 +157,7 @@ def _export(
 ) -> ExportedFunction:
     from jax import export
 
-    from jaxd.tracing.inline import local_jax_settings
+    from jaxd.tracing.inline import local_jax_settings, lowering_name
     from jaxd_protocol.jit.static_leaves import unwrapping_arguments
 
     jax = _import_jax()
@@ -170,7 +172,7 @@ def _export(
 
     kinds = map(_leaf_kind, leaves)
     specs = [jax.ShapeDtypeStruct(shape, dtype, weak_type=weak) for shape, dtype, weak in kinds]
-    platform = _PLATFORMS.get(caller.session.platform, caller.session.platform)
+    platform = lowering_name(caller.session.platform)
     with local_jax_settings(config), without_source_locations():
         jitted = jax.jit(flat, keep_unused=True)
         traced = jitted.trace(*specs)  # what the function raises is raised as it is
@@ -209,15 +211,8 @@ def _with_closed_statics(args: tuple[Any, ...], kwargs: dict[str, Any], statics:
     """The arguments with all static and untraceable parts wrapped in a `StaticLeaf`."""
     from jaxd_protocol.jit.static_leaves import StaticLeaf, wrap_untraceable
 
-    positions = statics.at(len(args))
-
-    def closed(value: Any, *, static: bool) -> Any:
-        return StaticLeaf(value) if static else wrap_untraceable(value, strict=statics.strict)
-
-    return (
-        tuple(closed(value, static=i in positions) for i, value in enumerate(args)),
-        {name: closed(value, static=name in statics.names) for name, value in kwargs.items()},
-    )
+    closed = partial(wrap_untraceable, strict=statics.strict)
+    return map_arguments((args, kwargs), statics, closed, StaticLeaf)
 
 
 def _leaf_kind(leaf: Any) -> tuple[tuple[int, ...], Any, bool]:

@@ -32,8 +32,9 @@ from jaxd.interop.local_programs import LoadedPrograms, LocalProgram, Taken, cal
 from jaxd.request.array_specs import encode_specs
 from jaxd.request.function_snapshot import ELSEWHERE, Refused, WalkRefusal
 from jaxd.request.process_answers import confirmed
+from jaxd.results.exceptions import line_of
 from jaxd.tracing.here import LocalCalls, structure_of_result
-from jaxd_protocol.base.process import reset_after_fork
+from jaxd_protocol.base.process import PerProcess, reset_after_fork
 from jaxd_protocol.errors import NoServer, StoreWarning
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.messages.function_manifest import parameter_names
@@ -50,8 +51,6 @@ if TYPE_CHECKING:
 _OPEN: Final = "jaxd_server.processes.without_server:open_programs"
 _MOST_ROUNDS: Final = 3
 """So often is a function found to read more of its process, one thing because of another."""
-
-_MAX_REASON: Final = 300
 
 Emit = Callable[[str, dict[str, Any]], None]
 
@@ -135,13 +134,12 @@ class StoreCalls:
         self._rejected: set[bytes] = set()  # each step on it is atomic
         self._events = _BuildEvents()
         self._is_off = False
-        self._lock = threading.Lock()  # guards _programs
+        self._lock = PerProcess(threading.Lock)  # guards _programs
         reset_after_fork(self)
         import_jax(NoServer, _NO_JAX)
 
     def after_fork(self) -> None:
         """In the child of a fork: the threads of XLA, and those that write, are not in it."""
-        self._lock = threading.Lock()
         self._is_off = True
 
     def run(
@@ -260,8 +258,7 @@ class StoreCalls:
         except StoreWarning:
             raise  # the user wants it to
         except Exception as error:  # noqa: BLE001  it runs as any function of jax, which may raise
-            text = f"{type(error).__name__}: {error}".splitlines()[0]
-            return f"there is no program for it ({text[:_MAX_REASON]})"
+            return f"there is no program for it ({line_of(error)})"
         self.built += offered.is_built
         self.loaded += not offered.is_built
         return Taken(program, structure)
@@ -284,7 +281,7 @@ class StoreCalls:
                 if found.is_built or found.id in self._rejected:
                     raise
                 self._rejected.add(found.id)
-                programs.reject(found.id, f"{type(error).__name__}: {error}"[:_MAX_REASON])
+                programs.reject(found.id, line_of(error))
 
     def _asked(
         self, programs: Programs, spec: FunctionSpec, skeleton: bytes
@@ -314,7 +311,7 @@ class StoreCalls:
         Raises:
             Exception: why it cannot.
         """
-        with self._lock:
+        with self._lock():
             if self._programs is None:
                 try:
                     found: Programs = pkgutil.resolve_name(_OPEN)(self._store)

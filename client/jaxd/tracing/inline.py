@@ -190,6 +190,11 @@ def local_jax_settings(
         yield
 
 
+def lowering_name(platform: str) -> str:
+    """What lowering calls a platform."""
+    return "cuda" if platform == "gpu" else platform
+
+
 def _device(index: int) -> Any:
     import jax
 

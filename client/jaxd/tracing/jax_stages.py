@@ -18,19 +18,18 @@ from jaxd.interop.jax_runtime import PRNGKeys, to_jax, to_jax_keys
 from jaxd.interop.lazy_array import ArrayLike
 from jaxd.request.array_specs import is_spec
 from jaxd.results.exceptions import hide_own_frames
+from jaxd.tracing.inline import InlineFunction, lowering_name
 from jaxd_protocol.errors import ConfigurationError
-from jaxd_protocol.jit.static_args import NO_STATIC_ARGS, StaticArgs
+from jaxd_protocol.jit.static_args import NO_STATIC_ARGS, StaticArgs, map_arguments
 from jaxd_protocol.jit.static_leaves import unwrapping_arguments, wrap_untraceable
 
 if TYPE_CHECKING:
     from jaxd.dispatch.caller import Caller
     from jaxd.tracing.fallback import LocalRun
-    from jaxd.tracing.inline import InlineFunction
 
 T = TypeVar("T")
 
 _MAX_SHOWN: Final = 5
-_PLATFORMS: Final = {"gpu": "cuda"}  # as lowering names them
 
 
 class StagedFunction(NamedTuple):
@@ -74,14 +73,7 @@ def with_jax_specs(
     args: tuple[Any, ...], kwargs: Mapping[str, Any], statics: StaticArgs
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments with jax's own specs in place of all that stands for an array."""
-    positions = statics.at(len(args))
-    return (
-        tuple(x if i in positions else jax.tree.map(_jax_spec, x) for i, x in enumerate(args)),
-        {
-            name: x if name in statics.names else jax.tree.map(_jax_spec, x)
-            for name, x in kwargs.items()
-        },
-    )
+    return map_arguments((args, kwargs), statics, partial(jax.tree.map, _jax_spec))
 
 
 def _jax_spec(leaf: Any) -> Any:
@@ -122,7 +114,7 @@ class ServerTraced(jax.stages.Traced):
         if lowering_platforms is None:
             platform = self._function.platform()
             if platform != jax.default_backend():
-                lowering_platforms = (_PLATFORMS.get(platform, platform),)
+                lowering_platforms = (lowering_name(platform),)
         with local.settings():
             lowered: Any = super().lower(lowering_platforms=lowering_platforms, **private)
         own, name = lowered._lowering, "_lowering"  # noqa: SLF001  the one place that compiles

@@ -26,6 +26,7 @@ from jaxd.dispatch.caller import OpenCall
 from jaxd.dispatch.compiled_call import ask_stage
 from jaxd.dispatch.warm import WarmRequest, warm_report
 from jaxd.interop.local_programs import Jitted, Taken
+from jaxd.results.exceptions import line_of
 from jaxd.tracing.second_trace import Arguments, LoweredHere, jitted_here, lower_here, run_jitted
 from jaxd_protocol.base.process import reset_after_fork, start_thread
 from jaxd_protocol.errors import Busy, UnsharedWarning
@@ -172,7 +173,7 @@ class OwnMisses:
         except NotTransferable as error:
             reason = f"its program has what only this process has ({error})"
         except Exception as error:  # noqa: BLE001  whatever it is, jax compiles it here
-            reason = f"{type(error).__name__}: {error}".splitlines()[0][:_MAX_REASON]
+            reason = line_of(error)
         else:
             return taken, OwnMiss(spec, skeleton, found, str(report["id"]), threading.Event())
         return Jitted(partial(run_jitted, found.jitted, spec.statics), reason)
@@ -219,7 +220,7 @@ class OwnMisses:
             try:
                 reason = self._built(miss)
             except BaseException as error:  # noqa: BLE001  there is no key then, nothing is lost
-                reason = f"{type(error).__name__}: {error}".splitlines()[0][:_MAX_REASON]
+                reason = line_of(error)
             self._note(miss, reason)
             miss.is_settled.set()
 

@@ -25,14 +25,14 @@ from jaxd.request.array_specs import zeros_of
 from jaxd.request.function_snapshot import FunctionSpec
 from jaxd.results.exceptions import hide_own_frames
 from jaxd.tracing.inline import local_jax_settings
-from jaxd_protocol.base.process import reset_after_fork
+from jaxd_protocol.base.process import PerProcess
 from jaxd_protocol.errors import ArgumentError, JaxdError
 from jaxd_protocol.fingerprint.function_wrapper import FunctionWrapper, jit_options_of
 from jaxd_protocol.jit.nested import call_jitted
 from jaxd_protocol.jit.nnx_updates import refusing_lost_updates
 from jaxd_protocol.jit.options import CONFIG_DEFAULTS, Options
 from jaxd_protocol.jit.settings import LOCAL
-from jaxd_protocol.jit.static_args import StaticArgs
+from jaxd_protocol.jit.static_args import StaticArgs, map_arguments
 from jaxd_protocol.jit.static_leaves import unwrapping_arguments, wrap_untraceable_arguments
 from jaxd_protocol.jit.transforms import apply_transformations, untransformed
 from jaxd_protocol.pytree.leaves import dtype_of
@@ -45,11 +45,7 @@ def without_data(
 ) -> Arguments:
     """The arguments of a call with zeros in place of the data that is traced."""
     _register_parts()
-    positions = statics.at(len(args))
-    return (
-        tuple(x if i in positions else _emptied(x) for i, x in enumerate(args)),
-        {name: x if name in statics.names else _emptied(x) for name, x in kwargs.items()},
-    )
+    return map_arguments((args, kwargs), statics, _emptied)
 
 
 def _register_parts() -> None:
@@ -104,17 +100,6 @@ class LoweredHere(NamedTuple):
     lowered: Any
     jitted: Any
     options: Options
-
-
-@contextmanager
-def _calls_inside() -> Iterator[None]:
-    _inside.begin()
-    token = _keeps_calls.set(True)
-    try:
-        yield
-    finally:
-        _keeps_calls.reset(token)
-        _inside.end()
 
 
 def jitted_here(spec: FunctionSpec) -> Any:
@@ -192,7 +177,6 @@ def lower_again(
     return found.lowered, found.options
 
 
-_keeps_calls: Final[ContextVar[bool]] = ContextVar("keeps calls inside", default=False)
 _serials: Final = count()
 
 
@@ -210,50 +194,45 @@ def _trace_context() -> Callable[[str], AbstractContextManager[Any]] | None:
     return None if make is None else make()
 
 
+class _WhileInside:
+    """Something that is done while threads are within it, and then undone. Thread-safe.
+
+    Args:
+        name: of it.
+        do: does it.
+        undo: undoes it.
+
+    Attributes:
+        is_here: whether this thread is within it.
+        running: how many are.
+        lock: held while that changes.
+    """
+
+    def __init__(self, name: str, do: Callable[[], object], undo: Callable[[], object]) -> None:
+        self.is_here: ContextVar[bool] = ContextVar(name, default=False)
+        self.running = 0
+        self._do, self._undo = do, undo
+        self.lock = PerProcess(threading.Lock)
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Within it this thread is one of them."""
+        with self.lock():
+            if not self.running:
+                self._do()
+            self.running += 1
+        token = self.is_here.set(True)
+        try:
+            yield
+        finally:
+            self.is_here.reset(token)
+            with self.lock():
+                self.running -= 1
+                if not self.running:
+                    self._undo()
+
+
 # nothing of it is seen ---------------------------------------------------------------------------
-
-_is_tracing_again: Final[ContextVar[bool]] = ContextVar("traces a second time", default=False)
-
-
-class _Muting:
-    """Whether anything stands in the place of streams and filters now. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._running = 0
-        self.after_fork()
-        reset_after_fork(self)
-
-    def after_fork(self) -> None:
-        """In the child of a fork: a thread of the parent may have held the lock."""
-        self._lock = threading.Lock()  # guards _running
-
-    def begin(self) -> None:
-        """One more thread traces a second time."""
-        with self._lock:
-            if not self._running:
-                _mute()
-            self._running += 1
-
-    def end(self) -> None:
-        """It is done."""
-        with self._lock:
-            self._running -= 1
-            if not self._running:
-                _unmute()
-
-
-_muting: Final = _Muting()
-
-
-@contextmanager
-def _tracing_again() -> Iterator[None]:
-    _muting.begin()
-    token = _is_tracing_again.set(True)
-    try:
-        yield
-    finally:
-        _is_tracing_again.reset(token)
-        _muting.end()
 
 
 class _Stream:
@@ -266,10 +245,10 @@ class _Stream:
         return getattr(self._below, name)
 
     def write(self, text: str) -> int:
-        return len(text) if _is_tracing_again.get() else self._below.write(text)
+        return len(text) if _tracing_again.is_here.get() else self._below.write(text)
 
     def flush(self) -> None:
-        if not _is_tracing_again.get():
+        if not _tracing_again.is_here.get():
             self._below.flush()
 
 
@@ -277,7 +256,7 @@ class _MatchSecondTraces:
     """In the place of a regular expression: matches in threads that trace a second time."""
 
     def match(self, _: str) -> bool:
-        return _is_tracing_again.get()
+        return _tracing_again.is_here.get()
 
 
 _IGNORED: Final[Any] = ("ignore", _MatchSecondTraces(), Warning, None, 0)
@@ -305,55 +284,27 @@ def _mute_loggers() -> None:
     plain = logging.Logger.callHandlers
 
     def call_handlers(logger: logging.Logger, record: logging.LogRecord) -> None:
-        if not _is_tracing_again.get():
+        if not _tracing_again.is_here.get():
             plain(logger, record)
 
     logging.Logger.callHandlers = call_handlers  # type: ignore[assignment,method-assign]
 
 
-class _Inside:
-    """What calls of persistent functions become while one is traced here. Thread-safe.
-
-    At other times their class is as it was: no call takes longer for it.
-    """
-
-    def __init__(self) -> None:
-        self._calls: dict[type[FunctionWrapper], tuple[Any, Any]] = {}  # the plain one, and ours
-        self._running = 0
-        self.after_fork()
-        reset_after_fork(self)
-
-    def after_fork(self) -> None:
-        """In the child of a fork: a thread of the parent may have held the lock."""
-        self._lock = threading.Lock()  # guards both
-
-    def add(self, wrapper: type[FunctionWrapper]) -> None:
-        """Adds a class of persistent functions."""
-        with self._lock:
-            if wrapper not in self._calls:
-                self._calls[wrapper] = wrapper.__call__, _staying_inside(wrapper.__call__)
-                self._put(int(self._running > 0))
-
-    def begin(self) -> None:
-        """One more thread traces."""
-        with self._lock:
-            self._running += 1
-            if self._running == 1:
-                self._put(1)
-
-    def end(self) -> None:
-        """It is done."""
-        with self._lock:
-            self._running -= 1
-            if not self._running:
-                self._put(0)
-
-    def _put(self, which: int) -> None:
-        for wrapper, calls in self._calls.items():
-            wrapper.__call__ = calls[which]  # type: ignore[method-assign]
+_tracing_again: Final = _WhileInside("traces a second time", _mute, _unmute)
 
 
-_inside: Final = _Inside()
+# calls of others stay in a trace ------------------------------------------------------------------
+
+_calls: Final[dict[type[FunctionWrapper], tuple[Any, Any]]] = {}
+"""By class what makes calls of persistent functions, and what does while one is traced here.
+
+At other times their class is as it was: no call takes longer for it.
+"""
+
+
+def _put_calls(which: int) -> None:
+    for wrapper, calls in _calls.items():
+        wrapper.__call__ = calls[which]  # type: ignore[method-assign]
 
 
 def keep_calls_inside(wrapper: type[FunctionWrapper]) -> None:
@@ -361,13 +312,16 @@ def keep_calls_inside(wrapper: type[FunctionWrapper]) -> None:
 
     As on the server: see `jaxd_protocol.jit.nested`.
     """
-    _inside.add(wrapper)
+    with _calls_inside.lock():
+        if wrapper not in _calls:
+            _calls[wrapper] = wrapper.__call__, _staying_inside(wrapper.__call__)
+            _put_calls(int(_calls_inside.running > 0))
 
 
 def _staying_inside(plain: Any) -> Any:
     @functools.wraps(plain)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if _keeps_calls.get():
+        if _calls_inside.is_here.get():
             return call_jitted(self.__wrapped__, jit_options_of(self) or (), args, kwargs)
         try:
             return plain(self, *args, **kwargs)
@@ -376,3 +330,8 @@ def _staying_inside(plain: Any) -> Any:
             raise
 
     return call
+
+
+_calls_inside: Final = _WhileInside(
+    "keeps calls inside", functools.partial(_put_calls, 1), functools.partial(_put_calls, 0)
+)

@@ -10,13 +10,13 @@ import json
 import os
 import threading
 from collections.abc import Mapping
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple, cast
 
-from jaxd.connection.call_future import CallFuture
+from jaxd.connection.call_future import CallFuture, complete
 from jaxd.connection.settings import Settings
 from jaxd.dispatch.caller import Caller
 from jaxd.dispatch.compiled_call import ask_stage
@@ -24,10 +24,11 @@ from jaxd.dispatch.warm import encode_warm_request, warm_report
 from jaxd.interop.jax_runtime import import_jax, loaded_jax
 from jaxd.request.call_request import CallRequest
 from jaxd.request.function_snapshot import FunctionSpec
-from jaxd.results.reader import ResultsAs
+from jaxd.results.exceptions import line_of
+from jaxd.tracing.inline import lowering_name
 from jaxd.tracing.second_trace import Arguments, lower_again, without_data
 from jaxd_protocol.base.bounded import BoundedDict
-from jaxd_protocol.base.process import reset_after_fork, start_thread
+from jaxd_protocol.base.process import PerProcess, start_thread
 from jaxd_protocol.errors import ConfigurationError, JaxdError, StaleProgramError
 from jaxd_protocol.jit.program_identity import first_difference, program_digest, program_text
 
@@ -37,11 +38,9 @@ REPORT_VARIABLE: Final = "JAXD_VERIFY_REPORT"
 """Names a file to which each comparison adds a line: for `jaxd verify`."""
 
 _NO_JAX: Final = "this process has no jax. Run: pip install 'jaxd[server]'"
-_PLATFORMS: Final = {"gpu": "cuda"}  # as lowering names them
 _NEITHER: Final = "\n  (What the server runs is neither of them: it was built from something else.)"
 _MAX_KNOWN: Final = 100_000
 _MAX_PARTS: Final = 30
-_MAX_REASON: Final = 300
 
 
 class VerifiedRequest(CallRequest):
@@ -74,27 +73,20 @@ class VerifyingCaller(Caller):
     def __init__(self, settings: Settings, other: Caller | None = None) -> None:
         super().__init__(settings, other)
         self._known: BoundedDict[tuple[bytes, bytes], None] = BoundedDict(_MAX_KNOWN)
-        self.after_fork()
-        reset_after_fork(self)
+        self._lock = PerProcess(threading.Lock)  # guards _known
         with suppress(ConfigurationError):  # then nothing can be compared, which is counted
             import_jax(ConfigurationError, _NO_JAX)
-
-    def after_fork(self) -> None:
-        """In the child of a fork: a thread of the parent may have held the lock."""
-        self._lock = threading.Lock()  # guards _known
 
     def encode(
         self,
         spec: FunctionSpec,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        timeout_s: float | None,
-        results: ResultsAs,
-        strict: bool = False,
-        fallback: str | None = "error",
+        *how: Any,
+        **named: Any,
     ) -> CallRequest:
         """As of any caller; of a call that is the first of its kind its arguments are noted."""
-        call = super().encode(spec, args, kwargs, timeout_s, results, strict, fallback)
+        call = super().encode(spec, args, kwargs, *how, **named)
         if (spec.key, call.skeleton) in self._known:
             return call
         noted = VerifiedRequest(*call)
@@ -135,7 +127,7 @@ class VerifyingCaller(Caller):
             StaleProgramError: when it is another one than it should be; it is dropped.
         """
         identity = call.spec.key, call.skeleton
-        with self._lock:
+        with self._lock():
             if identity in self._known:
                 return
             self._known[identity] = None
@@ -147,7 +139,7 @@ class VerifyingCaller(Caller):
         if difference is None:
             self._count("verified", call)
             return
-        with self._lock:
+        with self._lock():
             self._known.pop(identity, None)  # what is built in its place is compared again
         self._count("stale", call, difference)
         _drop(self, call.spec)
@@ -177,23 +169,16 @@ def _settle(done: Future[Any], outer: Future[Any], verify: Any) -> None:
     if done.cancelled():
         outer.cancel()
         return
-    error = done.exception()
-    if error is not None:
-        with suppress(InvalidStateError):
-            outer.set_exception(error)
+    if done.exception() is not None:
+        complete(outer, done.result)
         return
 
-    def verified() -> None:
-        try:
-            verify()
-        except BaseException as error:  # noqa: BLE001  the future's owner decides about it
-            with suppress(InvalidStateError):
-                outer.set_exception(error)
-        else:
-            with suppress(InvalidStateError):
-                outer.set_result(done.result())
+    def verified() -> Any:
+        verify()
+        return done.result()
 
-    start_thread(threading.Thread(target=verified, name="jaxd-verify", daemon=True))
+    work = (outer, verified)
+    start_thread(threading.Thread(target=complete, args=work, name="jaxd-verify", daemon=True))
 
 
 # the comparison ----------------------------------------------------------------------------------
@@ -224,7 +209,7 @@ def _difference(caller: Caller, call: VerifiedRequest) -> str | None:
         raise Incomparable("its arrays on the server may lie on several devices")
     platform = caller.session.platform
     is_other = platform != str(loaded_jax().default_backend())
-    wanted = _PLATFORMS.get(platform, platform) if is_other else None
+    wanted = lowering_name(platform) if is_other else None
     guards = call.spec.snapshot.guards
     try:
         lowered, options = lower_again(call.spec, call.given, wanted)
@@ -232,8 +217,7 @@ def _difference(caller: Caller, call: VerifiedRequest) -> str | None:
             return None
         here = program_text(lowered, options)
     except Exception as error:
-        text = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise Incomparable(f"tracing it here raised {text[:_MAX_REASON]}") from error
+        raise Incomparable(f"tracing it here raised {line_of(error)}") from error
     try:
         there = ask_stage(caller, row.request, "program")
         again, text = str(there["id"]), str(there["text"])
@@ -260,8 +244,7 @@ def _row(caller: Caller, call: VerifiedRequest) -> _Row:
         request = encode_warm_request(caller, call.spec, *call.given, call.strict)
         report = warm_report(caller, request)
     except Exception as error:
-        text = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise Incomparable(f"asking the server raised {text[:_MAX_REASON]}") from error
+        raise Incomparable(f"asking the server raised {line_of(error)}") from error
     if request.skeleton != call.skeleton and report["verdict"] != "hit":
         raise Incomparable("its arguments cannot be described without their data")
     ours = {"jax": jax.__version__, "jaxlib": _jaxlib_version()}

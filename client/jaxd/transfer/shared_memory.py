@@ -28,6 +28,7 @@ from jaxd_protocol.base import shared_memory
 from jaxd_protocol.base.buffers import ALIGNMENT
 from jaxd_protocol.base.process import (
     Lazy,
+    memory_bytes,
     notify_before_forks,
     reset_after_fork,
     usable_processors,
@@ -314,12 +315,5 @@ def aligned_offsets(sizes: Iterable[int]) -> list[int]:
     return list(ends)
 
 
-def _memory_bytes() -> int:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # another system, which has no blocks either
-        return 0
-
-
-shared_pool: Final = Lazy(lambda: BlockPool(_memory_bytes() // 8))
+shared_pool: Final = Lazy(lambda: BlockPool(memory_bytes() // 8))
 """The blocks of this process: an eighth of the machine's memory at most."""

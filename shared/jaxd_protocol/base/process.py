@@ -87,6 +87,29 @@ class Lazy(Generic[T]):
         return self.made
 
 
+class PerProcess(Generic[T]):
+    """One object for each process, such as a lock: the child of a fork has another one.
+
+    A thread of the parent may have held the lock, and is not in the child to release it.
+
+    Args:
+        make: makes it.
+    """
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self.after_fork()
+        reset_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Makes another one, in the child of a fork."""
+        self._own = self._make()
+
+    def __call__(self) -> T:
+        """That of this process."""
+        return self._own
+
+
 class IdentityMemo(Generic[T]):
     """Facts about objects that need no hash, each kept while its object lives."""
 
@@ -193,6 +216,14 @@ def _group_threads(own: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup")
                 with suppress(OSError), open(f"{folder}/pids.max", encoding="ascii") as file:
                     return file.read().strip()
     return "an unknown number"
+
+
+def memory_bytes() -> int:
+    """How much memory the machine has; 0 where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return 0
 
 
 def usable_processors() -> int:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from jaxd.events.effects import CallEffects
+from jaxd.events.effects import Answer, CallEffects
 from jaxd_protocol.errors import CallbackError
 from tests.end_to_end.gates import in_thread
+
+
+def answered_once(effects: CallEffects, call: Callable[[], Answer], place: int) -> Answer:
+    """The answer for a call that is not made again."""
+    return effects.answer((), (), call, place, is_recorded=False)
 
 
 def is_new(effects: CallEffects, *texts: str) -> list[str]:
@@ -97,7 +103,7 @@ def test_a_program_that_goes_on_asks_again_for_what_has_no_answer() -> None:
     effects, calls = CallEffects(), iter(range(10))
     ask: Any = {
         "recorded": lambda place: effects.answer((b"a",), [], lambda: (next(calls), []), place)[0],
-        "once": lambda place: effects.answer_once(lambda: (next(calls), []), place)[0],
+        "once": lambda place: answered_once(effects, lambda: (next(calls), []), place)[0],
     }
     for kind in ("recorded", "once"):
         effects, calls = CallEffects(), iter(range(10))
@@ -121,13 +127,13 @@ def test_of_a_program_that_goes_on_the_last_answers_are_kept() -> None:
     """The others, and what is too large, are refused and not called twice."""
     effects, half = CallEffects(), [memoryview(bytes(1 << 19))]
     for place in range(4):
-        effects.answer_once(lambda: (0, half), place)
-    assert effects.answer_once(lambda: pytest.fail("called"), 3) == (0, half)
+        answered_once(effects, lambda: (0, half), place)
+    assert answered_once(effects, lambda: pytest.fail("called"), 3) == (0, half)
     large = [memoryview(bytes(1 << 21))]
-    assert effects.answer_once(lambda: (4, large), 4) == (4, large)
+    assert answered_once(effects, lambda: (4, large), 4) == (4, large)
     for place in (0, 4):
         with pytest.raises(CallbackError, match="not called twice"):
-            effects.answer_once(lambda: pytest.fail("called"), place)
+            answered_once(effects, lambda: pytest.fail("called"), place)
 
 
 @pytest.mark.parametrize("step", [1, 5000])
@@ -136,7 +142,7 @@ def test_a_server_that_leaves_questions_out_fills_no_memory(step: int) -> None:
     effects, most = CallEffects(), 256 if step == 1 else 0
 
     def ask(place: int) -> Any:
-        return effects.answer_once(lambda: ((), [memoryview(bytes(1 << 16))]), place)
+        return answered_once(effects, lambda: ((), [memoryview(bytes(1 << 16))]), place)
 
     for number in range(most):
         ask((number + 1) * step)

@@ -15,6 +15,7 @@ from jaxd_protocol.base import process
 from jaxd_protocol.base.process import (
     IdentityMemo,
     Lazy,
+    PerProcess,
     _group_threads,
     machine_id,
     notify_before_forks,
@@ -114,6 +115,17 @@ def test_what_is_gone_is_not_kept_for_a_fork() -> None:
     del thing
     gc.collect()
     assert exit_code_of_child(None) == 1
+
+
+def test_a_child_has_its_own_and_need_not_wait_for_a_thread_of_its_parent() -> None:
+    """The lock is held in the parent while it forks; there the same one is asked for again."""
+    lock = PerProcess(threading.Lock)
+    with lock():
+        child = os.fork()
+        if not child:
+            os._exit(0 if lock().acquire(blocking=False) else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert lock().locked()
 
 
 def test_it_is_made_when_somebody_asks() -> None:
