@@ -1,4 +1,4 @@
-"""Names of test cases that are the same in every process.
+"""Names of test cases that are the same in every process, and of rows in one test.
 
 The processes that share a run compare what each of them has collected.
 """
@@ -6,6 +6,8 @@ The processes that share a run compare what each of them has collected.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
@@ -15,3 +17,13 @@ def stable_id(value: object) -> str:
     if isinstance(value, set | frozenset):
         return f"{type(value).__name__} of {', '.join(sorted(map(stable_id, value)))}"
     return _ADDRESS.sub("", repr(value))
+
+
+@contextmanager
+def row(name: object) -> Iterator[None]:
+    """What fails within it says that it did in this row of a table."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"in the row {name}")
+        raise

@@ -4,10 +4,9 @@ import builtins
 import pickle
 from pathlib import Path
 
-import pytest
-
 from jaxd_protocol import errors
 from jaxd_protocol.errors import Busy, JaxdError, RemoteError
+from tests.ids import row
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 WARNINGS = {name for name in errors.__all__ if issubclass(getattr(errors, name), Warning)}
@@ -26,19 +25,18 @@ def test_every_error_of_the_module_is_public() -> None:
     assert all(issubclass(getattr(errors, name), UserWarning) for name in WARNINGS)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_error_says_whose_fault_it_is_and_crosses_to_another_process(
-    kind: type[JaxdError],
-) -> None:
+def test_an_error_says_whose_fault_it_is_and_crosses_to_another_process() -> None:
     """And can be caught as one of Python's own by code that does not know us."""
-    assert kind.blame in ("caller", "function", "server", "network")
-    assert isinstance(kind.may_repeat, bool)
-    assert kind.__doc__
-    own = [base for base in kind.__mro__ if hasattr(builtins, base.__name__)]
-    assert kind is JaxdError or own[0] is not Exception
-    error = pickle.loads(pickle.dumps(kind("what to do next")))
-    assert type(error) is kind
-    assert str(error) == "what to do next"
+    for kind in KINDS:
+        with row(kind):
+            assert kind.blame in ("caller", "function", "server", "network")
+            assert isinstance(kind.may_repeat, bool)
+            assert kind.__doc__
+            own = [base for base in kind.__mro__ if hasattr(builtins, base.__name__)]
+            assert kind is JaxdError or own[0] is not Exception
+            error = pickle.loads(pickle.dumps(kind("what to do next")))
+            assert type(error) is kind
+            assert str(error) == "what to do next"
 
 
 def test_what_an_error_knows_beside_its_message() -> None:

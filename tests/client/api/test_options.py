@@ -28,6 +28,7 @@ from jaxd.api.options import (
 from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.jit.options import CONFIG_DEFAULTS, Options
 from tests.client.fresh_process import in_a_fresh_process
+from tests.ids import row
 from tests.live_server import LiveServer
 
 
@@ -187,9 +188,9 @@ def test_what_is_no_sharding_is_refused() -> None:
 CLIENT = SimpleNamespace(caller=None)
 
 
-@pytest.mark.parametrize(
-    ("options", "hint"),
-    [
+def test_a_value_that_is_not_usable() -> None:
+    """An error that says what is, already where the decorator stands."""
+    rows: list[tuple[dict[str, Any], str]] = [
         ({"results": "torch"}, "'auto', 'numpy', 'jax'"),
         ({"results": None}, "'auto', 'numpy', 'jax'"),
         ({"timeout_s": "3"}, "Give seconds"),
@@ -218,13 +219,10 @@ CLIENT = SimpleNamespace(caller=None)
         ({"callbacks": print}, "Write it as callbacks="),
         ({"callbacks": [print, "log"]}, "Write it as callbacks="),
         ({"callbacks": {print: 1}}, "Write it as callbacks="),
-    ],
-    ids=str,
-)
-def test_a_value_that_is_not_usable(options: dict[str, Any], hint: str) -> None:
-    """An error that says what is, already where the decorator stands."""
-    with pytest.raises(ConfigurationError, match=hint):
-        persistent_call(**options)
+    ]
+    for options, hint in rows:
+        with row((options, hint)), pytest.raises(ConfigurationError, match=hint):
+            persistent_call(**options)
 
 
 @pytest.mark.parametrize(

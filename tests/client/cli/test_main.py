@@ -24,10 +24,10 @@ OWN = [name for name in _COMMANDS if name not in FORWARDED]
 PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
 
 
-@pytest.mark.parametrize("name", _COMMANDS)
-def test_the_page_on_configuration_has_every_command(name: str) -> None:
+def test_the_page_on_configuration_has_every_command() -> None:
     """With a row, or several."""
-    assert re.search(rf"^\| `jaxd {name}\b", PAGE.read_text(), re.MULTILINE)
+    rows = set(re.findall(r"^\| `jaxd ([\w-]+)", PAGE.read_text(), re.MULTILINE))
+    assert rows >= set(_COMMANDS)
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -177,7 +177,7 @@ def test_a_narrow_terminal_gets_narrow_help() -> None:
     assert narrow.split() == wide.split()
 
 
-@pytest.mark.parametrize("name", ["status", "run", "serve", "cache"])
+@pytest.mark.parametrize("name", ["status", "serve"])
 def test_help_of_a_command_is_that_of_its_option(name: str) -> None:
     """Also of those that a program of the server runs."""
     code, said, error = jaxd("help", name)
@@ -233,20 +233,24 @@ def test_what_is_not_installed_has_no_version(tmp_path: Path) -> None:
     assert said.count("(not installed)") == 5
 
 
-@pytest.mark.parametrize(
-    "words",
-    [[], ["version"], ["help", "status"], ["statsu"], ["status"], ["completion", "zsh"]],
-    ids=" ".join,
-)
-def test_no_heavy_package_is_imported(words: list[str]) -> None:
-    """Neither jax nor numpy, rpyc or cloudpickle."""
-    _, _, error = jaxd(*words, python=("-X", "importtime"))
-    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in error.splitlines()}
-    assert "jaxd" in imported
-    assert imported & {"jax", "jaxlib", "numpy", "rpyc", "cloudpickle"} == set()
+def test_no_heavy_package_is_imported() -> None:
+    """Neither jax nor numpy, rpyc or cloudpickle, by whatever only says something."""
+    program = """
+import contextlib, sys
+from jaxd.cli.__main__ import main
+for words in ([], ["version"], ["help", "status"], ["statsu"], ["status"], ["completion", "zsh"]):
+    with contextlib.suppress(SystemExit):
+        main(words)
+    heavy = {"jax", "jaxlib", "numpy", "rpyc", "cloudpickle"} & set(sys.modules)
+    assert not heavy, (words, heavy)
+"""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("words", [[], ["serve", "--help-all"], ["help", "cache"]], ids=" ".join)
+@pytest.mark.parametrize("words", [[], ["serve", "--help-all"]], ids=" ".join)
 def test_a_reader_may_go_early(words: list[str]) -> None:
     """`jaxd … | head -1`: no traceback."""
     line = f'"{sys.executable}" -P -m jaxd.cli {" ".join(words)} | head -n 1'

@@ -26,6 +26,7 @@ from jaxd_protocol.pickling.unpack.object_tokens import find_kept_object
 from jaxd_protocol.pytree import Layout, Leaf
 from jaxd_server.codec.results import ResultLayout, pack_result, result_layout, retained_leaves
 from jaxd_server.jax_compat.lowered import out_leaves
+from tests.ids import row
 from tests.spans import leaves_in
 
 
@@ -244,16 +245,23 @@ def test_weak_types_come_home() -> None:
     assert (weak.weak_type, strong.weak_type) == (True, False)
 
 
-@pytest.mark.parametrize(
-    "dtype", [ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, np.bool_, np.complex64, np.uint8]
-)
-@pytest.mark.parametrize("shape", [(), (0,), (3, 2), (100, 100)])
-def test_all_dtypes_and_shapes_come_home(dtype: Any, shape: tuple[int, ...]) -> None:
+def test_all_dtypes_and_shapes_come_home() -> None:
     """Small ones in the blob, large ones beside it."""
-    array = jnp.ones(shape, dtype)
-    result = home(array)
-    assert (result.dtype, result.shape) == (array.dtype, shape)
-    np.testing.assert_array_equal(result, np.asarray(array))
+    rows: list[tuple[int, ...]] = [(), (0,), (3, 2), (100, 100)]
+    others: list[Any] = [
+        ml_dtypes.bfloat16,
+        ml_dtypes.float8_e4m3fn,
+        np.bool_,
+        np.complex64,
+        np.uint8,
+    ]
+    for shape in rows:
+        for dtype in others:
+            with row((shape, dtype)):
+                array = jnp.ones(shape, dtype)
+                result = home(array)
+                assert (result.dtype, result.shape) == (array.dtype, shape)
+                np.testing.assert_array_equal(result, np.asarray(array))
 
 
 def test_large_arrays_travel_beside_the_message_without_a_copy() -> None:

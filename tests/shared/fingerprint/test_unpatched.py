@@ -22,7 +22,7 @@ from jaxd_protocol.fingerprint.unpatched import (
     is_unpatched,
 )
 from jaxd_protocol.packages.installed import is_local_module
-from tests.ids import stable_id
+from tests.ids import row
 
 
 def mine(x: Any) -> Any:
@@ -43,9 +43,9 @@ def judged(module: ModuleType, name: str, value: Any) -> bool:
     return is_unpatched(module, name, value, is_local_module)
 
 
-@pytest.mark.parametrize(
-    ("module", "name", "value"),
-    [
+def test_what_a_module_came_with_is_its_own() -> None:
+    """Its functions and classes, wherever in the package they are from, and known constants."""
+    rows: list[tuple[ModuleType, str, Any]] = [
         (math, "sin", math.sin),
         (math, "pi", math.pi),
         (np, "inf", math.inf),
@@ -76,17 +76,15 @@ def judged(module: ModuleType, name: str, value: Any) -> bool:
         (jax.lax, "PrecisionLike", jax.lax.PrecisionLike),
         (jax.lax, "random_gamma_grad", jax.lax.random_gamma_grad),
         (jax.tree_util, "KeyPath", jax.tree_util.KeyPath),
-    ],
-    ids=lambda value: getattr(value, "__name__", None) or stable_id(value),
-)
-def test_what_a_module_came_with_is_its_own(module: ModuleType, name: str, value: Any) -> None:
-    """Its functions and classes, wherever in the package they are from, and known constants."""
-    assert judged(module, name, value)
+    ]
+    for module, name, value in rows:
+        with row((module, name, value)):
+            assert judged(module, name, value)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
+def test_what_somebody_may_have_put_there_is_not() -> None:
+    """The user's functions, however they are wrapped, functions of another name, and data."""
+    rows: list[tuple[str, Any]] = [
         ("dumps", mine),
         ("dumps", jax.jit(mine)),
         ("dumps", functools.partial(mine, 1)),
@@ -103,12 +101,10 @@ def test_what_a_module_came_with_is_its_own(module: ModuleType, name: str, value
         ("table", {"a": (1, 2)}),
         ("weights", np.zeros(2)),
         ("settings", Mine()),
-    ],
-    ids=stable_id,
-)
-def test_what_somebody_may_have_put_there_is_not(name: str, value: Any) -> None:
-    """The user's functions, however they are wrapped, functions of another name, and data."""
-    assert not judged(json, name, value)
+    ]
+    for name, value in rows:
+        with row((name, value)):
+            assert not judged(json, name, value)
 
 
 class Counting:
@@ -240,9 +236,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
     del sys.modules["has_constants"]
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "is_replaced"),
-    [
+def test_a_constant_is_replaced_where_the_module_assigns_others(library: ModuleType) -> None:
+    """And nothing else: what it computes or changes itself may be anything."""
+    rows: list[tuple[str, Any, bool]] = [
         ("RATE", 0.5, False),
         ("RATE", 0.25, True),
         ("RATE", math.nan, True),
@@ -264,13 +260,10 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
         ("DELETED", 3, False),
         ("STATE", 3, False),
         ("NOT_ASSIGNED", 3, False),
-    ],
-)
-def test_a_constant_is_replaced_where_the_module_assigns_others(
-    library: ModuleType, name: str, value: Any, *, is_replaced: bool
-) -> None:
-    """And nothing else: what it computes or changes itself may be anything."""
-    assert is_replaced_constant(library, name, value) is is_replaced
+    ]
+    for name, value, is_replaced in rows:
+        with row((name, value, is_replaced)):
+            assert is_replaced_constant(library, name, value) is is_replaced
 
 
 class Pretends(ModuleType):

@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from jaxd_protocol.jax_objects.data_values import NUMERIC_FUNCTIONS, find_kind, kind_name, parts_of
 from jaxd_protocol.pytree.data_values import dump_parts, load_parts
 from jaxd_protocol.pytree.literals import is_literal
-from tests.ids import stable_id
+from tests.ids import row
 
 MESH = Mesh(np.array(jax.devices()[:1]), ("d",))
 ZONE = datetime.timezone(datetime.timedelta(hours=2), "CEST")
@@ -89,15 +89,16 @@ def resolved(reference: Any) -> Any:
     return kind.make(*load_parts(parts, resolved))
 
 
-@pytest.mark.parametrize("value", VALUES, ids=stable_id)
-def test_a_value_comes_back(value: Any) -> None:
+def test_a_value_comes_back() -> None:
     """Of the same type, by way of a literal."""
-    plain = referred(value)
-    assert is_literal(plain)
-    found = resolved(plain)
-    assert type(found) is type(value)
-    assert found == value
-    assert repr(found) == repr(value) or isinstance(value, set | frozenset)
+    for value in VALUES:
+        with row(value):
+            plain = referred(value)
+            assert is_literal(plain)
+            found = resolved(plain)
+            assert type(found) is type(value)
+            assert found == value
+            assert repr(found) == repr(value) or isinstance(value, set | frozenset)
 
 
 @pytest.mark.parametrize("module", NUMERIC_FUNCTIONS)
@@ -121,9 +122,9 @@ tagged = partial(jax.nn.relu)
 tagged.more = 1  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
+def test_what_is_more_than_data_is_of_no_kind() -> None:
+    """Such as a subclass, or what can be called."""
+    rows: list[Any] = [
         Hash(b"a"),
         print,
         1,
@@ -137,13 +138,11 @@ tagged.more = 1  # type: ignore[attr-defined]
         partial(jnp.save),
         jax.custom_jvp(partial(jnp.sin)),
         tagged,
-    ],
-    ids=stable_id,
-)
-def test_what_is_more_than_data_is_of_no_kind(value: Any) -> None:
-    """Such as a subclass, or what can be called."""
-    assert kind_name(value) is None
-    assert parts_of(value) is None
+    ]
+    for value in rows:
+        with row(value):
+            assert kind_name(value) is None
+            assert parts_of(value) is None
 
 
 def test_what_a_constructor_does_not_take_is_not_left_out() -> None:
@@ -154,9 +153,9 @@ def test_what_a_constructor_does_not_take_is_not_left_out() -> None:
     assert parts_of(jax.core.ShapedArray((2,), np.dtype("int8"), sharding=sharding)) is None
 
 
-@pytest.mark.parametrize(
-    ("name", "parts"),
-    [
+def test_wild_parts_are_refused() -> None:
+    """With an error, and without much work."""
+    rows: list[tuple[str, tuple[Any, ...]]] = [
         ("builtins.range", (1, "2", 3)),
         ("builtins.range", (1, 2, 0)),
         ("fractions.Fraction", (1, 0)),
@@ -188,14 +187,13 @@ def test_what_a_constructor_does_not_take_is_not_left_out() -> None:
         ("functools.partial", (print, (), {})),
         ("functools.partial", (jax.nn.relu, [], {})),
         ("functools.partial", (jax.nn.relu, (), {1: 2})),
-    ],
-)
-def test_wild_parts_are_refused(name: str, parts: tuple[Any, ...]) -> None:
-    """With an error, and without much work."""
-    kind = find_kind(name)
-    assert kind is not None
-    with pytest.raises((TypeError, ValueError, KeyError, OverflowError)):
-        kind.make(*parts)
+    ]
+    for name, parts in rows:
+        with row((name, parts)):
+            kind = find_kind(name)
+            assert kind is not None
+            with pytest.raises((TypeError, ValueError, KeyError, OverflowError)):
+                kind.make(*parts)
 
 
 @pytest.mark.parametrize("name", ["os.system", "builtins.eval", "jit", "", "builtins.type"])

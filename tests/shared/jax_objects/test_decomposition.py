@@ -20,6 +20,7 @@ from jaxd_protocol.jax_objects.decomposition import (
     decompose,
     jaxpr_parts,
 )
+from tests.ids import row
 from tests.shared.jax_objects.samples_jax import product, samples
 from tests.shared.jax_objects.shown import digest
 from tests.shared.pickling.processes import run
@@ -62,12 +63,13 @@ def _is_plain(value: Any) -> bool:
     return value is None or type(value) in (bool, int, float, str, bytes)
 
 
-@pytest.mark.parametrize("name", samples())
-def test_settings_are_plain_values(name: str) -> None:
+def test_settings_are_plain_values() -> None:
     """They can be hashed as they are."""
-    object_parts = decompose(samples()[name])
-    if object_parts is not None:
-        assert all(map(_is_plain, _settings(object_parts)))
+    for name in samples():
+        with row(name):
+            object_parts = decompose(samples()[name])
+            if object_parts is not None:
+                assert all(map(_is_plain, _settings(object_parts)))
 
 
 JITS: dict[str, Callable[[], Any]] = {

@@ -19,6 +19,7 @@ from jaxd_protocol.messages.failures import ForwardedFailure, decode_failure, en
 from jaxd_protocol.pytree import dump_literal
 from jaxd_protocol.wire import Frame
 from jaxd_protocol.wire.connection import _usual_message, encode_reply
+from tests.ids import row
 from tests.server.codec.test_results import arrived
 
 
@@ -93,9 +94,9 @@ NOTHING_MORE = (), (), (), (), (), ("", "", "")
 """The end of a failure that says nothing but its type and message."""
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
+def test_a_type_that_is_here_arrives_as_itself() -> None:
+    """With its text and its args."""
+    rows: list[Exception] = [
         ValueError("text"),
         KeyError("key"),
         KeyError(("a", 1)),
@@ -109,15 +110,13 @@ NOTHING_MORE = (), (), (), (), (), ("", "", "")
         StopIteration(3),
         Plain("text", 1.5),
         Outer.Inner("nested"),
-    ],
-    ids=lambda error: type(error).__name__,
-)
-def test_a_type_that_is_here_arrives_as_itself(error: Exception) -> None:
-    """With its text and its args."""
-    found = travel(error)
-    assert type(found) is type(error)
-    assert str(found) == str(error)
-    assert found.args == error.args
+    ]
+    for error in rows:
+        with row(error):
+            found = travel(error)
+            assert type(found) is type(error)
+            assert str(found) == str(error)
+            assert found.args == error.args
 
 
 def test_what_hangs_on_a_builtin_arrives_with_it() -> None:
@@ -272,22 +271,25 @@ def test_nothing_is_imported_to_find_a_type(monkeypatch: pytest.MonkeyPatch) -> 
     assert "wave" not in sys.modules
 
 
-@pytest.mark.parametrize("name", ["print", "object", "int", "Exception.__init__", "", "."])
-def test_only_exceptions_are_taken(name: str) -> None:
+def test_only_exceptions_are_taken() -> None:
     """The other end names a type, and can name anything."""
-    assert (
-        type(decode_failure(("builtins", name, "text", None, 0.0, "", *NOTHING_MORE)))
-        is RemoteError
-    )
+    rows: list[str] = ["print", "object", "int", "Exception.__init__", "", "."]
+    for name in rows:
+        with row(name):
+            assert (
+                type(decode_failure(("builtins", name, "text", None, 0.0, "", *NOTHING_MORE)))
+                is RemoteError
+            )
 
 
-@pytest.mark.parametrize("name", errors.__all__)
-def test_our_own_errors_arrive_as_themselves(name: str) -> None:
+def test_our_own_errors_arrive_as_themselves() -> None:
     """Each of the tree."""
-    kind: type[JaxdError] = getattr(errors, name)
-    found = travel(kind("what to do next"))
-    assert type(found) is kind
-    assert str(found) == "what to do next"
+    for name in errors.__all__:
+        with row(name):
+            kind: type[JaxdError] = getattr(errors, name)
+            found = travel(kind("what to do next"))
+            assert type(found) is kind
+            assert str(found) == "what to do next"
 
 
 def test_a_busy_server_says_when_to_come_again() -> None:

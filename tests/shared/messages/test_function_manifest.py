@@ -19,6 +19,7 @@ from jaxd_protocol.messages.function_manifest import (
     parameter_names,
 )
 from jaxd_protocol.packages.distributions import Package
+from tests.ids import row
 
 PART = Part("value", "global LR", b"d" * 8, "0.1", "train.py:7")
 MANIFEST = FunctionManifest(
@@ -115,13 +116,14 @@ OTHER_FORMS: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [(name, value) for name, each in OTHER_FORMS.items() for value in each]
-)
-def test_what_has_another_form_is_refused(name: str, value: Any) -> None:
+def test_what_has_another_form_is_refused() -> None:
     """Before anything is done with it."""
-    with pytest.raises(ProtocolError, match="the manifest of a function"):
-        FunctionManifest.from_message(with_field(name, value))
+    rows: list[tuple[str, Any]] = [
+        (name, value) for name, each in OTHER_FORMS.items() for value in each
+    ]
+    for name, value in rows:
+        with row((name, value)), pytest.raises(ProtocolError, match="the manifest of a function"):
+            FunctionManifest.from_message(with_field(name, value))
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,12 @@ import pytest
 
 from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.network.addresses import DEFAULT_TCP_PORT, Address
+from tests.ids import row
 
 
-@pytest.mark.parametrize(
-    ("text", "address"),
-    [
+def test_an_address_is_read_and_written() -> None:
+    """As the same text."""
+    rows: list[tuple[str, Address]] = [
         ("unix:///run/jaxd/server.sock", Address.unix("/run/jaxd/server.sock")),
         ("unix:///a b%20c", Address.unix("/a b%20c")),
         ("tcp://gpu-host:99", Address.tcp("gpu-host", 99)),
@@ -32,12 +33,11 @@ from jaxd_protocol.network.addresses import DEFAULT_TCP_PORT, Address
         ),
         ("pool+unix:///run/s?uid=9", Address("unix", path="/run/s", uid=9, is_pool=True)),
         ("pool+tcp://h:1", Address("tcp", "h", 1, is_pool=True)),
-    ],
-)
-def test_an_address_is_read_and_written(text: str, address: Address) -> None:
-    """As the same text."""
-    assert Address.parse(text) == Address.parse(f" {text}\n") == address
-    assert str(address) == text
+    ]
+    for text, address in rows:
+        with row((text, address)):
+            assert Address.parse(text) == Address.parse(f" {text}\n") == address
+            assert str(address) == text
 
 
 def test_a_fingerprint_may_be_written_as_openssl_prints_it() -> None:
@@ -66,13 +66,12 @@ NO_ADDRESSES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("text", NO_ADDRESSES)
-def test_what_is_no_address_says_what_is(text: str) -> None:
+def test_what_is_no_address_says_what_is() -> None:
     """With all forms."""
-    with pytest.raises(
-        ConfigurationError, match=r"use unix:///absolute/path, tcp://host:port, tls"
-    ):
-        Address.parse(text)
+    said = r"use unix:///absolute/path, tcp://host:port, tls"
+    for text in NO_ADDRESSES:
+        with row(text), pytest.raises(ConfigurationError, match=said):
+            Address.parse(text)
 
 
 @pytest.mark.parametrize("fragment", ["", "sha256=", "sha256=12", "sha1=" + "0" * 64, "0" * 64])
@@ -89,9 +88,9 @@ def test_what_lies_on_the_way() -> None:
     assert [Address.parse(text).needs_token for text in kinds] == [False, True, True, False]
 
 
-@pytest.mark.parametrize(
-    ("text", "loopback"),
-    [
+def test_who_can_reach_an_address() -> None:
+    """A name that is not `localhost` may mean anything."""
+    rows: list[tuple[str, bool]] = [
         ("unix:///sock", True),
         ("tcp://localhost", True),
         ("tcp://127.0.0.1", True),
@@ -105,11 +104,10 @@ def test_what_lies_on_the_way() -> None:
         ("tls://127.0.0.1", True),
         ("tls://0.0.0.0", False),
         ("ssh://localhost", False),
-    ],
-)
-def test_who_can_reach_an_address(text: str, loopback: bool) -> None:
-    """A name that is not `localhost` may mean anything."""
-    assert Address.parse(text).is_loopback is loopback
+    ]
+    for text, loopback in rows:
+        with row((text, loopback)):
+            assert Address.parse(text).is_loopback is loopback
 
 
 def test_an_address_is_a_value() -> None:

@@ -36,6 +36,7 @@ from jaxd_protocol.pickling.pack.arguments import pack
 from jaxd_protocol.pickling.pack.functions import pack_function
 from jaxd_protocol.pickling.unpack.rebuild import make_placeholder
 from jaxd_protocol.pickling.unpack.unpickler import unpack
+from tests.ids import row
 
 OURS = re.compile(r"(jaxd|jaxd_protocol|jaxd_server)(\.\w+)+")
 
@@ -177,13 +178,14 @@ def test_what_keys_name_is_where_they_say() -> None:
         assert type(unpack(pack(value, "it"))) is cls
 
 
-@pytest.mark.parametrize("name", names.PLACES)
-def test_every_name_leads_to_something(name: str) -> None:
+def test_every_name_leads_to_something() -> None:
     """It is there, and is the only one of that name."""
-    found = names.find(name)
-    assert isinstance(found, types.ModuleType) or callable(found)
-    assert getattr(names, name) is found
-    assert names.name_of(*names.PLACES[name]) == name
+    for name, place in names.PLACES.items():
+        with row(name):
+            found = names.find(name)
+            assert isinstance(found, types.ModuleType) or callable(found)
+            assert getattr(names, name) is found
+            assert names.name_of(*place) == name
 
 
 def test_a_name_of_another_version_is_an_error() -> None:

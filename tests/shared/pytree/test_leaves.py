@@ -22,6 +22,7 @@ from jaxd_protocol.pytree.leaves import (
     numpy_leaf,
     spec_bytes,
 )
+from tests.ids import row
 from tests.shared.pytree.samples import DTYPES
 
 
@@ -49,22 +50,25 @@ def test_small_items_lie_in_rows_and_large_ones_beside() -> None:
     assert part.places[0] is part.places[2] is NO_OFFSET
 
 
-@pytest.mark.parametrize("value", [-0.0, 1.5, -(1 << 63), (1 << 63) - 1, True, False, 2 - 3j])
-def test_a_number_is_read_where_it_lies(value: complex) -> None:
+def test_a_number_is_read_where_it_lies() -> None:
     """With its type."""
-    tag = {float: "F", int: "I", bool: "B", complex: "C"}[type(value)]
-    parts = (value.real, value.imag) if tag == "C" else (value,)
-    blob = bytes(16) + SCALAR_FORMATS[tag].pack(*parts)
-    found = read_scalar(tag, blob, 16)
-    assert type(found) is type(value)
-    assert repr(found) == repr(value)
+    rows: list[complex] = [-0.0, 1.5, -(1 << 63), (1 << 63) - 1, True, False, 2 - 3j]
+    for value in rows:
+        with row(value):
+            tag = {float: "F", int: "I", bool: "B", complex: "C"}[type(value)]
+            parts = (value.real, value.imag) if tag == "C" else (value,)
+            blob = bytes(16) + SCALAR_FORMATS[tag].pack(*parts)
+            found = read_scalar(tag, blob, 16)
+            assert type(found) is type(value)
+            assert repr(found) == repr(value)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_dtype_is_found_by_its_name(dtype: np.dtype[np.generic]) -> None:
+def test_a_dtype_is_found_by_its_name() -> None:
     """Those of `ml_dtypes` too; the usual sizes are known without numpy."""
-    assert dtype_of(dtype.name) == dtype
-    assert itemsize_of(dtype.name) == dtype.itemsize
+    for dtype in DTYPES:
+        with row(dtype):
+            assert dtype_of(dtype.name) == dtype
+            assert itemsize_of(dtype.name) == dtype.itemsize
 
 
 NO_DTYPES = [
@@ -74,11 +78,11 @@ NO_DTYPES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NO_DTYPES)
-def test_what_is_no_plain_number_is_no_dtype(name: str) -> None:
+def test_what_is_no_plain_number_is_no_dtype() -> None:
     """Whatever numpy would make of the text."""
-    with pytest.raises(ProtocolError, match="is not the name of a dtype"):
-        dtype_of(name)
+    for name in NO_DTYPES:
+        with row(name), pytest.raises(ProtocolError, match="is not the name of a dtype"):
+            dtype_of(name)
 
 
 def test_a_dtype_that_needs_a_package_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,11 +92,15 @@ def test_a_dtype_that_needs_a_package_says_which(monkeypatch: pytest.MonkeyPatch
         dtype_of.__wrapped__("float6_e2m3fn_unheard_of")
 
 
-@pytest.mark.parametrize("dtype", ["O", "S3", "U2", "M8[s]", "m8[s]", "f4,i4"])
-def test_an_array_that_is_not_numbers_does_not_go_to_jax(dtype: str) -> None:
+def test_an_array_that_is_not_numbers_does_not_go_to_jax() -> None:
     """The message says what to do."""
-    with pytest.raises(ArgumentError, match=r"Convert it to numbers.*static_argnames"):
-        array_spec(np.dtype(dtype), (2,))
+    rows: list[str] = ["O", "S3", "U2", "M8[s]", "m8[s]", "f4,i4"]
+    for dtype in rows:
+        with (
+            row(dtype),
+            pytest.raises(ArgumentError, match=r"Convert it to numbers.*static_argnames"),
+        ):
+            array_spec(np.dtype(dtype), (2,))
 
 
 def test_an_array_is_described_and_read() -> None:
@@ -114,11 +122,12 @@ def test_an_array_that_a_peer_with_another_protocol_describes_is_refused() -> No
         load_spec(bytes(spec), 1)
 
 
-@pytest.mark.parametrize("shape", [(1 << 63, 2), (0, 1 << 63), (1 << 20,) * 10, (1,) * 65])
-def test_a_shape_that_numpy_cannot_have_is_refused(shape: tuple[int, ...]) -> None:
+def test_a_shape_that_numpy_cannot_have_is_refused() -> None:
     """Before its size is computed."""
-    with pytest.raises(ProtocolError, match="shape"):
-        load_spec(spec_bytes("A", "float32", shape), 1)
+    rows: list[tuple[int, ...]] = [(1 << 63, 2), (0, 1 << 63), (1 << 20,) * 10, (1,) * 65]
+    for shape in rows:
+        with row(shape), pytest.raises(ProtocolError, match="shape"):
+            load_spec(spec_bytes("A", "float32", shape), 1)
 
 
 def test_a_description_that_is_cut_short_is_noticed() -> None:
@@ -129,20 +138,22 @@ def test_a_description_that_is_cut_short_is_noticed() -> None:
             load_spec(spec[:end], 1)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("tag", ["A", "K"])
-def test_an_array_is_a_view_of_what_arrived(dtype: np.dtype[np.generic], tag: str) -> None:
+def test_an_array_is_a_view_of_what_arrived() -> None:
     """In the blob or in a buffer, nothing is copied."""
-    expected = np.arange(6).astype(dtype).reshape(2, 3)
-    leaf, data = Leaf(tag, dtype.name, (2, 3)), expected.tobytes()
-    blob, buffer = bytes(16) + data, memoryview(bytearray(data))
-    for array in (
-        numpy_leaf(leaf, LeafOffset(offset=16), blob, []),
-        numpy_leaf(leaf, LeafOffset(buffer=1), b"", [memoryview(b""), buffer]),
-    ):
-        assert (array.dtype, array.shape) == (dtype, (2, 3))
-        assert array.tobytes() == data
-        assert array.base is not None
+    rows: list[str] = ["A", "K"]
+    for tag in rows:
+        for dtype in DTYPES:
+            with row((tag, dtype)):
+                expected = np.arange(6).astype(dtype).reshape(2, 3)
+                leaf, data = Leaf(tag, dtype.name, (2, 3)), expected.tobytes()
+                blob, buffer = bytes(16) + data, memoryview(bytearray(data))
+                for array in (
+                    numpy_leaf(leaf, LeafOffset(offset=16), blob, []),
+                    numpy_leaf(leaf, LeafOffset(buffer=1), b"", [memoryview(b""), buffer]),
+                ):
+                    assert (array.dtype, array.shape) == (dtype, (2, 3))
+                    assert array.tobytes() == data
+                    assert array.base is not None
 
 
 def test_only_a_buffer_of_its_own_is_writable() -> None:
@@ -153,12 +164,14 @@ def test_only_a_buffer_of_its_own_is_writable() -> None:
     assert bytes(buffer) == b"\7\7\7"
 
 
-@pytest.mark.parametrize("shape", [(0,), (0, 5), ()])
-def test_an_array_may_be_empty_or_have_no_dimensions(shape: tuple[int, ...]) -> None:
+def test_an_array_may_be_empty_or_have_no_dimensions() -> None:
     """Also at the very end of the blob."""
-    data = bytes(8) if shape == () else b""
-    array = numpy_leaf(Leaf("A", "float64", shape), LeafOffset(offset=0), data, [])
-    assert array.shape == shape
+    rows: list[tuple[int, ...]] = [(0,), (0, 5), ()]
+    for shape in rows:
+        with row(shape):
+            data = bytes(8) if shape == () else b""
+            array = numpy_leaf(Leaf("A", "float64", shape), LeafOffset(offset=0), data, [])
+            assert array.shape == shape
 
 
 def test_what_has_no_derivative_has_no_data() -> None:

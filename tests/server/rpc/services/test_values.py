@@ -30,6 +30,7 @@ from jaxd_protocol.pytree import Leaf
 from jaxd_server.rpc.services.values import spec_of
 from jaxd_server.values.store import ValueStore
 from jaxd_server.values.value import Value
+from tests.ids import row
 from tests.server.value_desks import Blocks, ValueServiceRig, skeleton_of, specs
 
 X64 = (("jax_enable_x64", True),)
@@ -70,18 +71,21 @@ def test_the_payload_of_a_nan_is_kept() -> None:
     assert rig.fetch(*rig.put(doubles, config=X64))[0].tobytes() == doubles.tobytes()
 
 
-@pytest.mark.parametrize("config", [(), X64])
-@pytest.mark.parametrize("leaf", [np.arange(3.0), np.arange(3), 2.5, 7, True, 1j, np.uint64(3)])
-def test_dtypes_become_what_device_put_makes_of_them(leaf: Any, config: Any) -> None:
+def test_dtypes_become_what_device_put_makes_of_them() -> None:
     """With the client's setting, weak types as well."""
-    rig = ValueServiceRig()
-    (number,) = rig.put(leaf, config=config)
-    with jax.enable_x64(bool(config)):
-        expected = jax.device_put(leaf)
-    found = rig.own.get(number)
-    assert (found.array.dtype, found.array.shape) == (expected.dtype, expected.shape)
-    assert found.leaf.weak == expected.weak_type
-    assert np.asarray(found.array).tolist() == np.asarray(expected).tolist()
+    rows: list[Any] = [np.arange(3.0), np.arange(3), 2.5, 7, True, 1j, np.uint64(3)]
+    others: list[Any] = [(), X64]
+    for leaf in rows:
+        for config in others:
+            with row((leaf, config)):
+                rig = ValueServiceRig()
+                (number,) = rig.put(leaf, config=config)
+                with jax.enable_x64(bool(config)):
+                    expected = jax.device_put(leaf)
+                found = rig.own.get(number)
+                assert (found.array.dtype, found.array.shape) == (expected.dtype, expected.shape)
+                assert found.leaf.weak == expected.weak_type
+                assert np.asarray(found.array).tolist() == np.asarray(expected).tolist()
 
 
 @pytest.mark.parametrize("kind", [VALUE, BLOCK])
@@ -175,15 +179,17 @@ INDICES: list[tuple[Any, ...]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("index", INDICES, ids=str)
-@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, ml_dtypes.int4])
-def test_a_part_is_what_jax_gives(index: tuple[Any, ...], dtype: Any) -> None:
+def test_a_part_is_what_jax_gives() -> None:
     """With its dtype and shape."""
-    rig, array = ValueServiceRig(), np.arange(60).reshape(3, 4, 5).astype(dtype)
-    (number,) = rig.put(array)
-    part, expected = rig.part(number, *index), np.asarray(jnp.asarray(array)[index])
-    assert (part.dtype, part.shape) == (expected.dtype, expected.shape)
-    assert part.tolist() == expected.tolist()
+    rows: list[Any] = [np.float32, ml_dtypes.bfloat16, ml_dtypes.int4]
+    for dtype in rows:
+        for index in INDICES:
+            with row((dtype, index)):
+                rig, array = ValueServiceRig(), np.arange(60).reshape(3, 4, 5).astype(dtype)
+                (number,) = rig.put(array)
+                part, expected = rig.part(number, *index), np.asarray(jnp.asarray(array)[index])
+                assert (part.dtype, part.shape) == (expected.dtype, expected.shape)
+                assert part.tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("index", [(0,), (slice(1, 3),), (..., 1), (None, 2), (1, ...), (A, 1)])

@@ -10,6 +10,7 @@ import pytest
 from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.fingerprint.code.bytecode import BYTECODES, HERE, bytecode_of
 from jaxd_protocol.fingerprint.code.reads import facts_of
+from tests.ids import row
 
 PLAIN_NAME_OPS = {
     *("STORE_NAME", "DELETE_NAME", "STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL"),
@@ -68,9 +69,9 @@ def test_what_does_the_same_has_one_digest(one: str, other: str) -> None:
     assert _digest(head + one) == _digest(head + other)
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
+def test_what_does_something_else_has_another() -> None:
+    """Also where the same names and constants are used."""
+    rows: list[tuple[str, str]] = [
         ("return x + 1", "return x + 2"),
         ("return 1", "return 1.0"),
         ("return 0.0", "return -0.0"),
@@ -96,12 +97,11 @@ def test_what_does_the_same_has_one_digest(one: str, other: str) -> None:
         ),
         ("with x: y()", "with y: x()"),
         ("return x if y else 1", "return 1 if y else x"),
-    ],
-)
-def test_what_does_something_else_has_another(one: str, other: str) -> None:
-    """Also where the same names and constants are used."""
-    head = "def step(x, y):\n    "
-    assert _digest(head + one) != _digest(head + other)
+    ]
+    for one, other in rows:
+        with row((one, other)):
+            head = "def step(x, y):\n    "
+            assert _digest(head + one) != _digest(head + other)
 
 
 def test_the_content_holds_the_parameters() -> None:

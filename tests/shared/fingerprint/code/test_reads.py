@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jaxd_protocol.fingerprint.code.reads import Import, facts_of
+from tests.ids import row
 from tests.shared.fingerprint.defining import code_of, define, facts, reads, shown_steps
 
 
@@ -20,9 +21,9 @@ def test_names_are_all_globals_that_are_touched() -> None:
     assert found.names == {"N", "cfg"}
 
 
-@pytest.mark.parametrize(
-    ("parameters", "body", "expected"),
-    [
+def test_uses_of_a_parameter_are_all_that_is_read_of_it() -> None:
+    """None are given where it may be read in another way as well."""
+    rows: list[tuple[str, str, dict[str, list[str]]]] = [
         ("self", "return self.a.b, self['c']", {"self": [".a.b", "['c']"]}),
         ("self, x", "return self.a + x", {"self": [".a"]}),
         ("self", "return 1", {"self": []}),
@@ -57,14 +58,11 @@ def test_names_are_all_globals_that_are_touched() -> None:
         ("*args, **kwargs", "return args[0], kwargs['a']", {}),
         ("self", "return ((self if f() else g()).a, 1, h(), h(), h())", {}),
         ("self", "return [self.a for _ in range(3)]", {"self": [".a"]}),
-    ],
-)
-def test_uses_of_a_parameter_are_all_that_is_read_of_it(
-    parameters: str, body: str, expected: dict[str, list[str]]
-) -> None:
-    """None are given where it may be read in another way as well."""
-    found = facts(body, parameters).uses
-    assert {name: [*map(shown_steps, uses)] for name, uses in found.items()} == expected
+    ]
+    for parameters, body, expected in rows:
+        with row((parameters, body, expected)):
+            found = facts(body, parameters).uses
+            assert {name: [*map(shown_steps, uses)] for name, uses in found.items()} == expected
 
 
 @pytest.mark.parametrize(
@@ -166,9 +164,9 @@ def test_a_code_object_is_read_once() -> None:
     assert facts_of(code) is facts_of(code)
 
 
-@pytest.mark.parametrize(
-    ("body", "expected"),
-    [
+def test_a_chain_is_followed_as_far_as_it_is_plain() -> None:
+    """Attributes, items by a constant key, and the constant of a call; then the value counts."""
+    rows: list[tuple[str, list[str]]] = [
         ("return cfg", ["cfg"]),
         ("return cfg.lr", ["cfg.lr"]),
         ("return cfg.model.width", ["cfg.model.width"]),
@@ -202,11 +200,10 @@ def test_a_code_object_is_read_once() -> None:
         ("with cfg.scope: return 1", ["cfg.scope"]),
         ("for y in cfg.items: x += y", ["cfg.items"]),
         ("return x", []),
-    ],
-)
-def test_a_chain_is_followed_as_far_as_it_is_plain(body: str, expected: list[str]) -> None:
-    """Attributes, items by a constant key, and the constant of a call; then the value counts."""
-    assert reads(body) == expected
+    ]
+    for body, expected in rows:
+        with row((body, expected)):
+            assert reads(body) == expected
 
 
 @pytest.mark.parametrize(
@@ -226,9 +223,9 @@ def test_a_chain_ends_where_paths_meet(body: str, expected: set[str]) -> None:
     assert set(reads(f"return ({body}{much_after})")) == expected
 
 
-@pytest.mark.parametrize(
-    ("body", "expected"),
-    [
+def test_what_the_code_itself_changes_is_marked() -> None:
+    """Assigned, added to, or a container that something is put into."""
+    rows: list[tuple[str, list[str]]] = [
         ("cfg.n = x", ["cfg=n!"]),
         ("cfg.a.n = x", ["cfg.a=n!"]),
         ("cfg.n += x", ["cfg.n+!"]),
@@ -252,11 +249,10 @@ def test_a_chain_ends_where_paths_meet(body: str, expected: set[str]) -> None:
         ("global N\nN += x", ["N!"]),
         ("global N\ndel N", ["N!"]),
         ("global N\nN = x\nreturn N.a", ["N!", "N.a"]),
-    ],
-)
-def test_what_the_code_itself_changes_is_marked(body: str, expected: list[str]) -> None:
-    """Assigned, added to, or a container that something is put into."""
-    assert reads(body) == expected
+    ]
+    for body, expected in rows:
+        with row((body, expected)):
+            assert reads(body) == expected
 
 
 def test_a_read_that_is_written_as_well_is_written() -> None:
