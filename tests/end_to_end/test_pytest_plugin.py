@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -60,13 +63,18 @@ def test_fails_while_it_is_traced(n):
 @pytest.fixture
 def environment(live: LiveServer, tmp_path: Path) -> Environment:
     """Of somebody who uses the live server, and has the plugin whatever is installed here."""
+    return environment_of(live, tmp_path)
+
+
+def environment_of(server: LiveServer, tmp_path: Path) -> Environment:
+    """The same for any server."""
     installed = tmp_path / "installed"
     made = installed / "jaxd_plugin-1.dist-info"
     made.mkdir(parents=True)
     (made / "METADATA").write_text("Metadata-Version: 2.1\nName: jaxd-plugin\nVersion: 1\n")
     (made / "entry_points.txt").write_text(entry_points())
-    paths = f"{live.environment['PYTHONPATH']}:{installed}"
-    return live.environment | {
+    paths = f"{server.environment['PYTHONPATH']}:{installed}"
+    return server.environment | {
         "XDG_CACHE_HOME": str(tmp_path),
         "JAXD_FALLBACK": "local",
         "PYTHONPATH": paths,
@@ -222,3 +230,75 @@ def test_verification_is_an_option(environment: Environment, suite: Path) -> Non
     done = run_pytest(environment, suite, "--jaxd", "--jaxd-verify", "-k", "passes or by_many")
     assert "1 failed, 1 passed" in done.stdout
     assert "jaxd: 2 verified, 0 mismatches, 0 not comparable" in done.stdout
+
+
+PROGRAMS = int(os.environ.get("SUITE_PROGRAMS", "2000"))
+EVERY = PROGRAMS // 16
+MANY = f"""
+PROGRAMS = {PROGRAMS}
+import jax, jax.numpy as jnp, pytest
+
+@pytest.mark.parametrize("n", range(PROGRAMS))
+def test_one(n):
+    made = jax.jit(lambda x: x * (n + 2) - n)
+    assert made(jnp.float32(1)) == 2
+"""
+TELLS = f"""
+import json, os
+from pathlib import Path
+
+done = 0
+
+def levels(pid):
+    lines = Path(f"/proc/{{pid}}/status").read_text().splitlines()
+    words = dict(line.split(":") for line in lines)
+    return [int(words[name].split()[0]) / 1024 for name in ("VmRSS", "VmHWM")]
+
+def pytest_runtest_teardown():
+    global done
+    done += 1
+    if done % {EVERY} == 0:
+        found = [*levels("self"), *levels(os.environ["WORKER"])]
+        with open(f"levels-{{os.getpid()}}", "a") as file:
+            file.write(json.dumps(found) + "\\n")
+"""
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_hardly_grows_over_many_programs(
+    start_live: Callable[..., LiveServer],
+    tmp_path: Path,
+    suite: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """That of the processes of xdist and of the worker: by less than a program for each."""
+    server = start_live("--max-executables", str(PROGRAMS // 5))
+    (suite / "test_theirs.py").write_text(MANY)
+    (suite / "conftest.py").write_text(TELLS)
+    given = environment_of(server, tmp_path) | {"WORKER": str(server.worker_pid())}
+    done = run_pytest(given, suite, "--jaxd", "-n", "2", "-q")
+    counts = counts_in(done.stdout)
+    assert (counts["compiled"], counts["fell back"]) == (PROGRAMS, 0), done.stdout
+    files = [file.read_text().splitlines() for file in suite.glob("levels-*")]
+    samples = [[json.loads(line) for line in lines] for lines in files]
+    with capsys.disabled():
+        print("\nMiB of a process of xdist and of the worker, now and at most:")
+        for number, found in enumerate(samples):
+            for count, each in enumerate(found, 1):
+                print(f"  {number} {count * EVERY:>5} " + " ".join(f"{one:>7.1f}" for one in each))
+    assert len(samples) == 2
+    for found in samples:
+        own, most_own, worker, most_worker = growth_kib(found)
+        assert max(own, most_own) < 48
+        assert max(worker, most_worker) < 2 * 48  # it has the programs of both
+
+
+def growth_kib(samples: Sequence[Sequence[float]]) -> list[float]:
+    """By how much each column has grown with each program, from the second sample to the last."""
+    early, late = samples[1:4], samples[-3:]
+    programs = EVERY * (len(samples) - 4)
+    columns = zip(*early, strict=True), zip(*late, strict=True)
+    before, after = ([statistics.median(each) for each in some] for some in columns)
+    return [(b - a) * 1024 / programs for a, b in zip(before, after, strict=True)]

@@ -31,6 +31,7 @@ from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
 
+from jaxd_protocol.errors import PackingError
 from jaxd_protocol.jax_objects.names import attribute, kind_of, name_of_jax_object
 from jaxd_protocol.packages.bare_objects import file_of, names_made_in
 from jaxd_protocol.packages.importable import find_object
@@ -313,12 +314,22 @@ class RuleTable(NamedTuple):
     """
 
     names: list[Place]
-    inside: Place
+    inside: tuple[Any, ...]
     content: Any
     is_known: bool
 
     def place(self) -> Place:
-        """Where it is made: the same in each process."""
+        """Where it is made: the same in each process.
+
+        Raises:
+            PackingError: when the key in that place is no text, by which it could be found.
+        """
+        if not all(type(key) is str for key in self.inside):
+            table, key = ".".join(self.names[0]), self.inside[0]
+            raise PackingError(
+                f"a rule of a primitive is in {table} under {key!r:.60}, which has no name: define "
+                "the primitive in a package that is installed on both ends"
+            )
         of = self.names
         made = [each for each in of if each[1] in names_made_in(file_of(each[0]), _MAKES_A_TABLE)]
         return *min(made or of), *self.inside
@@ -377,7 +388,7 @@ class _Tables:
             yield outer
             if isinstance(outer.content, dict) and len(outer.content) <= _MOST_TABLES_INSIDE:
                 for key, inner in outer.content.copy().items():
-                    if type(inner) in _TABLE_TYPES and type(key) is str:
+                    if type(inner) in _TABLE_TYPES:
                         yield RuleTable(outer.names, (key,), inner, _has_primitives(inner))
 
 

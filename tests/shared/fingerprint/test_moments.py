@@ -73,9 +73,9 @@ def test_a_class_is_taken_apart_once_at_one_moment(monkeypatch: pytest.MonkeyPat
     taken_apart: list[type] = []
     walk_class = Walk._walk_class
 
-    def noted(self: Walk, cls: type) -> Any:
+    def noted(self: Walk, cls: type, name: str) -> Any:
         taken_apart.append(cls)
-        return walk_class(self, cls)
+        return walk_class(self, cls, name)
 
     monkeypatch.setattr(Walk, "_walk_class", noted)
     made = define("class B: rate = 1\nclass A: below = B\ndef f(): return A\ndef g(): return A, B")

@@ -130,6 +130,19 @@ def test_the_rules_of_a_primitive_of_the_users_are_parts(monkeypatch: pytest.Mon
     }
 
 
+def test_a_rule_of_a_primitive_that_cannot_be_named_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would be missing on a server."""
+    from jax._src.interpreters import mlir
+
+    own = type(jax.lax.sin_p)("own")
+    tables: Any = mlir._platform_specific_lowerings
+    monkeypatch.setitem(tables, 7, {own: product})
+    with pytest.raises(PackingError, match=r"under 7, which has no name"):
+        decompose(own)
+
+
 def test_a_rule_of_a_custom_derivative_is_a_part() -> None:
     """Two functions with one body and different derivatives are two functions."""
 
