@@ -127,6 +127,7 @@ def test_a_victim_ends_with_its_run(runtime: Path) -> None:
     environment["PYTHONPATH"] += os.pathsep + str(ROOT)
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     run = subprocess.Popen(command, env=environment, text=True, **pipes)
+    assert run.stdout is not None
     pid = int(run.stdout.readline())
     victim = os.pidfd_open(pid)
     try:
