@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import resource
+import select
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,8 +23,76 @@ _PATIENCE_S = 10.0
 FAKE_HOST = str(Path(__file__).with_name("fake_host.py"))
 
 
+@cache
+def _maker() -> socket.socket:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    number = theirs.fileno()
+    command = [sys.executable, "-P", FAKE_HOST, "--fork", str(number)]
+    process = subprocess.Popen(command, pass_fds=[number])
+    theirs.close()
+    atexit.register(process.wait)
+    atexit.register(ours.close)  # before that
+    return ours
+
+
+class _Forked:
+    """A host that had nothing to import, as `subprocess.Popen` shows a process."""
+
+    def __init__(
+        self, arguments: Sequence[str], stderr: int | IO[bytes], environment: Mapping[str, str]
+    ) -> None:
+        asked = json.dumps(
+            {
+                "arguments": arguments,
+                "environment": {**os.environ, **environment},
+                "files": resource.getrlimit(resource.RLIMIT_NOFILE),
+            }
+        )
+        said, says = os.pipe()
+        self.stderr: IO[str] | None = None
+        written = stderr if isinstance(stderr, int) else os.dup(stderr.fileno())
+        if written == subprocess.PIPE:
+            read, written = os.pipe()
+            self.stderr = os.fdopen(read)
+        socket.send_fds(_maker(), [asked.encode()], [written, says])
+        os.close(written)
+        os.close(says)
+        self._said = os.fdopen(said)
+        self.pid = int(self._said.readline())
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        return self._look(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        code = self._look(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired(FAKE_HOST, timeout or 0)
+        return code
+
+    def _look(self, patience_s: float | None) -> int | None:
+        if self.returncode is None and select.select([self._said], [], [], patience_s)[0]:
+            self.returncode = int(self._said.readline())
+            self._said.close()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
 class HostProcess:
-    """Started at once; its log is read as it is needed, so that no test has to sleep."""
+    """Started at once; its log is read as it is needed, so that no test has to sleep.
+
+    Args:
+        *arguments: of its command line.
+        prefix: words that start it, where it has to begin as a program.
+        stderr: where its log goes.
+        **environment: beside that of this process.
+    """
 
     def __init__(
         self,
@@ -30,12 +103,15 @@ class HostProcess:
     ) -> None:
         own_server_needed()
         self.said: list[str] = []
-        self.process = subprocess.Popen(
-            [*prefix, sys.executable, "-P", FAKE_HOST, "--log-format", "json", *arguments],
-            env=os.environ | environment,
-            stderr=stderr,
-            text=True,
-        )
+        words = ["--log-format", "json", *arguments]
+        self.process: subprocess.Popen[str] | _Forked
+        if prefix:
+            command = [*prefix, sys.executable, "-P", FAKE_HOST, *words]
+            self.process = subprocess.Popen(
+                command, env=os.environ | environment, stderr=stderr, text=True
+            )
+        else:
+            self.process = _Forked(words, stderr, environment)
 
     def wait_for(self, event: str) -> dict[str, Any]:
         """The next log line of that event."""
