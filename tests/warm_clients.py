@@ -1,4 +1,4 @@
-"""Programs in processes that have imported jax, or the command `jaxd`: forked from one that has.
+"""Programs in processes forked from one that has imported jax, a client, or the command `jaxd`.
 
 Every second one comes from another interpreter, with other hashes and addresses, so that what
 depends on these is seen to differ. A test of how a process starts has a fresh one.
@@ -26,6 +26,14 @@ _READ_LATER: Final = ("JAXD_", "XDG_", "COLUMNS", "PYTEST_")
 """Variables that nothing reads before the program does."""
 
 _JAX: Final = "jax", "jax.numpy"
+_CLIENT: Final = (
+    "numpy",
+    "jaxd.api.client",
+    "jaxd.dispatch.caller",
+    "jaxd.interop.remote_array",
+    "jaxd.remote_values.call_pipeline",
+    "jaxd_protocol.pickling",
+)
 _COMMAND: Final = "jaxd.cli.__main__", "jaxd.cli.query"
 _RUN_COMMAND: Final = "import sys; from jaxd.cli.__main__ import main; sys.exit(main())"
 
@@ -44,7 +52,11 @@ class _WarmInterpreter:
         atexit.register(self._close)
 
     def run(
-        self, program: str, arguments: Sequence[str], environment: Mapping[str, str]
+        self,
+        program: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        folder: str,
     ) -> subprocess.CompletedProcess[str]:
         """Waits for it."""
         assert self._process.stdin is not None
@@ -54,7 +66,7 @@ class _WarmInterpreter:
                 "program": program,
                 "arguments": arguments,
                 "environment": environment,
-                "folder": os.getcwd(),
+                "folder": folder,
                 "stdout": stdout.name,
                 "stderr": stderr.name,
             }
@@ -76,11 +88,15 @@ def _interpreter(
 
 
 def _run(
-    modules: tuple[str, ...], program: str, arguments: Sequence[str], environment: Mapping[str, str]
+    modules: tuple[str, ...],
+    program: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    folder: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
     variables = {k: v for k, v in environment.items() if not k.startswith(_READ_LATER)}
     interpreter = _interpreter(tuple(sorted(variables.items())), modules, next(_turns) % 2)
-    return interpreter.run(program, arguments, environment)
+    return interpreter.run(program, arguments, environment, str(folder or Path.cwd()))
 
 
 def run_warm(
@@ -88,6 +104,17 @@ def run_warm(
 ) -> subprocess.CompletedProcess[str]:
     """As `LiveServer.run`, where it makes no difference that jax is there from the beginning."""
     return _run(_JAX, program, arguments, server.environment | more)
+
+
+def run_light(
+    server: LiveServer,
+    program: str,
+    *arguments: str,
+    folder: Path | None = None,
+    **more: str,
+) -> subprocess.CompletedProcess[str]:
+    """The same where a client without jax has been imported, in this folder."""
+    return _run(_CLIENT, program, arguments, server.environment | more, folder)
 
 
 def run_command(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -16,7 +16,9 @@ import pytest
 
 from jaxd import Client, connect, errors
 from tests.end_to_end.gates import advice
-from tests.live_server import TOKEN, LiveServer, live_server, source_environment
+from tests.live_server import TOKEN, LiveServer, source_environment
+from tests.server.in_process import InProcessServer
+from tests.warm_clients import run_light
 
 
 class LocalError(Exception):
@@ -217,13 +219,14 @@ def test_wrong_arguments_for_the_function(served: Client) -> None:
 
 
 @pytest.fixture(scope="module")
-def limited() -> Iterator[LiveServer]:
+def limited() -> Iterator[InProcessServer]:
     """A server that takes and sends at most one megabyte."""
-    with live_server("--max-frame-bytes", "1M", "--max-result-bytes", "1M") as server:
-        yield server
+    server = InProcessServer(token=TOKEN, max_frame_bytes=1 << 20, max_result_bytes=1 << 20)
+    yield server
+    server.close()
 
 
-def test_an_argument_over_the_limit(limited: LiveServer) -> None:
+def test_an_argument_over_the_limit(limited: InProcessServer) -> None:
     """Refused before anything is sent; the connection goes on."""
     with connect(limited.tcp, token=TOKEN) as client:
         total = client.persistent_call(lambda x: x.sum())
@@ -236,7 +239,7 @@ def test_an_argument_over_the_limit(limited: LiveServer) -> None:
         assert client.statistics().connections == 1
 
 
-def test_many_small_arguments_over_the_limit_together(limited: LiveServer) -> None:
+def test_many_small_arguments_over_the_limit_together(limited: InProcessServer) -> None:
     """What travels inside the message counts as well."""
     with connect(limited.unix) as client:
         first = client.persistent_call(lambda tree: tree[0])
@@ -246,7 +249,7 @@ def test_many_small_arguments_over_the_limit_together(limited: LiveServer) -> No
         assert float(first([np.float32(2)])) == 2.0
 
 
-def test_a_result_over_the_limit(limited: LiveServer) -> None:
+def test_a_result_over_the_limit(limited: InProcessServer) -> None:
     """The error says so in place of the result; the connection goes on."""
     with connect(limited.unix) as client:
         grow = client.persistent_call(lambda x: x.repeat(1 << 12), results="numpy")
@@ -257,7 +260,7 @@ def test_a_result_over_the_limit(limited: LiveServer) -> None:
         assert grow(np.ones(1, np.float32)).shape == (1 << 12,)
 
 
-def test_many_small_results_over_the_limit_together(limited: LiveServer) -> None:
+def test_many_small_results_over_the_limit_together(limited: InProcessServer) -> None:
     """What travels inside the message counts as well."""
     with connect(limited.unix) as client:
         grow = client.persistent_call(lambda x: [x] * 300)
@@ -419,7 +422,8 @@ def test_an_error_is_shown_where_the_code_is_now(live: LiveServer, tmp_path: Pat
 
 def test_cells_of_one_name_are_not_mixed_up(live: LiveServer) -> None:
     """What a cell held before it was edited and run again is not shown beside its new lines."""
-    said = live.run(
+    said = run_light(
+        live,
         "import linecache, traceback\n"
         f"text = {FAILS!r}\n"
         "home = {'__name__': '__main__'}\n"
@@ -430,7 +434,7 @@ def test_cells_of_one_name_are_not_mixed_up(live: LiveServer) -> None:
         "    try:\n"
         "        home['step'](1.0)\n"
         "    except ZeroDivisionError:\n"
-        "        traceback.print_exc()\n"
+        "        traceback.print_exc()\n",
     ).stderr
     shown = '"<cell>", line {}, in rate\n    return x / (1 // 0)  # it fails'
     assert shown.format(6) in said

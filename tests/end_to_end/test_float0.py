@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxd import Client
 from tests.live_server import LiveServer
+from tests.warm_clients import run_light
 
 X, N = np.arange(1.0, 4.0, dtype="f4"), np.arange(4)
 
@@ -47,5 +48,5 @@ def slopes(x, n):
 nothing, slope = slopes(np.ones(2, "f4"), 3)
 print(nothing.dtype, nothing.shape, slope.tolist(), "jax" in sys.modules)
 """
-    done = live.run(program)
+    done = run_light(live, program)
     assert (done.stderr, done.stdout) == ("", "[('float0', 'V')] () [3.0, 3.0] False\n")

@@ -15,6 +15,7 @@ from jaxd import Client
 from jaxd.errors import ArgumentError, CompileAdvice
 from tests.end_to_end.counting import costs
 from tests.live_server import LiveServer
+from tests.warm_clients import run_light
 
 X = np.arange(4, dtype=np.float32)
 
@@ -240,5 +241,5 @@ assert "jax" not in sys.modules
         "these args."
     )
     for traces in (2, 0):
-        ended = live.run(program)
+        ended = run_light(live, program)
         assert ended.stdout.splitlines() == ["24.0 -24.0 -48.0", str(traces), wrong], ended.stderr

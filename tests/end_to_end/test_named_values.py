@@ -15,6 +15,7 @@ from jaxd import Client, connect, wait
 from jaxd.errors import ArgumentError, ValueDeleted
 from tests.live_server import LiveServer
 from tests.server.staging import until
+from tests.warm_clients import run_light
 
 StartLive = Callable[..., LiveServer]
 
@@ -45,7 +46,7 @@ class Point(NamedTuple):
 def run(live: LiveServer, text: str, *arguments: str) -> str:
     """What a program prints, in a process of its own."""
     lines = [line.removeprefix("    ") for line in text.splitlines()]
-    done = live.run("\n".join(lines), *arguments)
+    done = run_light(live, "\n".join(lines), *arguments)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 

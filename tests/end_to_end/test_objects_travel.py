@@ -26,6 +26,7 @@ from jax.example_libraries import optimizers
 from jaxd import Client
 from jaxd.errors import PackingError
 from tests.live_server import LiveServer
+from tests.warm_clients import run_light
 
 pytestmark = pytest.mark.counts_builds
 
@@ -523,14 +524,15 @@ def test_a_sentinel_without_a_name_is_refused_in_an_argument(client: Client) -> 
 
 def test_a_submodule_is_imported_by_the_server(live: LiveServer) -> None:
     """Where `import a.b` stands at the top and `a.b.name` in the function."""
-    run = live.run(
+    run = run_light(
+        live,
         "import xml.dom.minidom, concurrent.futures.process\n"
         "from jaxd import persistent_call\n"
         "@persistent_call\n"
         "def f(x):\n"
         "    found = xml.dom.minidom.parseString('<a><b/></a>').documentElement\n"
         "    return x + len(found.childNodes) + len(concurrent.futures.process.__name__)\n"
-        "print(float(f(1.0)))"
+        "print(float(f(1.0)))",
     )
     assert run.stdout == "28.0\n", run.stderr
 
@@ -590,9 +592,10 @@ def test_names_that_a_package_makes_when_they_are_read_are_made(
         file = tmp_path / name
         file.parent.mkdir(exist_ok=True)
         file.write_text(text)
-    run = live.run(
+    run = run_light(
+        live,
         f"import sys, runpy; sys.path.insert(0, {str(tmp_path)!r}); "
-        f"runpy.run_path({str(tmp_path / 'main.py')!r}, run_name='__main__')"
+        f"runpy.run_path({str(tmp_path / 'main.py')!r}, run_name='__main__')",
     )
     assert run.stdout == "73.0 8.0 16.0 73.0\nset()\n", run.stderr
 

@@ -18,6 +18,7 @@ import pytest
 
 from jaxd import Client, connect
 from tests.live_server import LiveServer
+from tests.warm_clients import run_light
 
 X = np.arange(3, dtype=np.float32)
 LOG = logging.getLogger("of_the_user")
@@ -258,6 +259,6 @@ def test_a_file_that_never_ends_is_not_opened_for_a_warning(
         "    return x + 1\n"
         "print(f(1.0, sys.argv[1]))\n"
     )
-    done = live.run(program, str(fifo))
+    done = run_light(live, program, str(fifo))
     assert (done.returncode, done.stdout) == (0, "2.0\n"), done.stderr
     assert done.stderr == f"<{fifo}>:1: UserWarning: slow\n"

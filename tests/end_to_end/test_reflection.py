@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tests.live_server import LiveServer
+from tests.warm_clients import run_light
 
 PROGRAM = '''
 {future}
@@ -168,7 +169,7 @@ print(json.dumps([float(sends_the_class_first(0.0)), float(shared(0.0, given=mod
 
 def test_what_is_one_object_stays_one_where_a_class_is_known_already(live: LiveServer) -> None:
     """Also if another function has sent the class before, with an array of its own."""
-    done = live.run(SHARED)
+    done = run_light(live, SHARED)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [4.0, 130.0]
     assert "SkewWarning" not in done.stderr

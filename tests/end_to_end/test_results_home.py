@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.live_server import LiveServer
-from tests.warm_clients import run_warm
+from tests.warm_clients import run_light, run_warm
 
 pytestmark = pytest.mark.counts_builds
 libraries = pytest.mark.libraries
@@ -452,7 +452,7 @@ assert type(found) is type(found.y["deep"]) is Point, found
 assert "jax" not in sys.modules
 """
     for _ in range(2):
-        done = live.run(program)
+        done = run_light(live, program)
         assert done.returncode == 0, done.stderr
 
 

@@ -27,35 +27,22 @@ from tests.end_to_end.training import (
     train,
     train_step,
 )
-from tests.live_server import TOKEN, LiveServer, live_server
+from tests.live_server import TOKEN, LiveServer
 from tests.server.staging import until
+from tests.warm_clients import run_light
 
 StartLive = Callable[..., LiveServer]
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.own_server, pytest.mark.timeout(180)]
 
 MESSAGES: Final = 1 << 14
 """Bytes of a step that are neither batch nor loss."""
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[LiveServer]:
-    """One for all tests here: they leave values behind, until their sessions end."""
-    with live_server() as started:
-        yield started
-
-
 @pytest.fixture
-def client(server: LiveServer) -> Iterator[Client]:
-    """A client of that server."""
-    with connect(server.unix) as client:
-        yield client
-
-
-@pytest.fixture
-def link(server: LiveServer) -> Iterator[Throttle]:
+def link(live: LiveServer) -> Iterator[Throttle]:
     """A network between a client and the server."""
-    with Throttle(int(server.tcp.rpartition(":")[2])) as made:
+    with Throttle(int(live.tcp.rpartition(":")[2])) as made:
         yield made
 
 
@@ -130,10 +117,10 @@ def test_a_donated_state_is_free_at_once(start_live: StartLive) -> None:
         until(lambda: client.statistics().values == 0)
 
 
-def test_a_slow_link_sees_the_same_bytes(server: LiveServer) -> None:
+def test_a_slow_link_sees_the_same_bytes(live: LiveServer) -> None:
     """Counted on a line of 100 Mbit/s."""
     with (
-        Throttle(int(server.tcp.rpartition(":")[2]), 100 * MBIT, 0.002) as link,
+        Throttle(int(live.tcp.rpartition(":")[2]), 100 * MBIT, 0.002) as link,
         connect(link.address, token=TOKEN) as client,
     ):
         step = client.persistent_call(train_step, donate_argnums=0)
@@ -241,9 +228,9 @@ print(type(state[0]).__name__, int(state[0].count), round(float(params["w"][0, 0
 """
 
 
-def test_the_state_of_a_library_goes_back_from_a_process_without_it(server: LiveServer) -> None:
+def test_the_state_of_a_library_goes_back_from_a_process_without_it(live: LiveServer) -> None:
     """What stands for the library's named tuple here is that tuple again on the server."""
-    run = server.run(IN_A_LIGHT_PROCESS)
+    run = run_light(live, IN_A_LIGHT_PROCESS)
     assert (run.stdout, run.stderr) == ("ScaleByAdamState 3 0.97\n", "")
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from tests.fake_packages import FakeSite
 from tests.live_server import ROOT, LiveServer
+from tests.warm_clients import run_light
 
 pytestmark = pytest.mark.counts_builds
 
@@ -31,6 +32,7 @@ def {name}(x, steps=10):
 """
 CALL = """
 import sys, json
+sys.dont_write_bytecode = True
 import numpy as np
 import train
 step = train.{name}
@@ -66,7 +68,11 @@ class Project:
         """What a fresh process is told; it also makes the call where that is asked for."""
         program = CALL.replace("{rows}", str(rows)).replace("{steps}", str(steps))
         program = program.replace("{name}", self._name)
-        done = self._run("-c", program, *(["call"] if call else []), **more)
+        words = ["call"] if call else []
+        if more:
+            done = self._run("-c", program, *words, **more)
+        else:
+            done = run_light(self._server, program, *words, folder=self.folder)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 

@@ -49,8 +49,10 @@ from jaxd_server.execution.pipeline import Pipeline
 from jaxd_server.jax_compat import programs
 from jaxd_server.processes.worker.wiring import WorkerComponents
 from jaxd_server.rpc.endpoint import Endpoint
+from jaxd_server.runtime import imported_packages
 from jaxd_server.runtime.counters import Counters
 from jaxd_server.runtime.events import OutputOnce
+from jaxd_server.runtime.import_graph import ImportGraph
 from jaxd_server.runtime.imported_packages import ImportedPackages
 from jaxd_server.runtime.memory_reclaimer import Reclaimer
 from tests.server.staging import until
@@ -161,11 +163,19 @@ def program_cache_in(folder: str) -> ProgramCache:
     """What is kept in a folder of this user's, which has to be like those that a server trusts."""
     store = open_store(*Machine(), folder)
     assert store is not None, "the folder was refused"
-    return ProgramCache(store, ImportedPackages())
+    with reading_imports_once():
+        return ProgramCache(store, ImportedPackages())
 
 
 prepare_once = functools.cache(programs.prepare)
 """As a worker does at its start."""
+
+_one_import_graph = functools.cache(ImportGraph)
+
+
+def reading_imports_once() -> AbstractContextManager[Any]:
+    """What is opened within it reads each module once with all others that this process opens."""
+    return mock.patch.object(imported_packages, "ImportGraph", _one_import_graph)
 
 
 class PipelineHarness:
@@ -180,7 +190,10 @@ class PipelineHarness:
         self.executables = Executables(reclaimer, Limits(limit))
         self.program_cache = None if folder is None else program_cache_in(folder)
         functions = Functions(program_cache=self.program_cache)
-        self.maker = ExecutableSource(functions, self.compiler, self.counters, self.program_cache)
+        with reading_imports_once():
+            self.maker = ExecutableSource(
+                functions, self.compiler, self.counters, self.program_cache
+            )
         self.pipeline = Pipeline(
             functions,
             self.executables,
@@ -277,18 +290,26 @@ class Peer(DispatchingConnection):
 class InProcessServer:
     """A worker's parts behind real sockets, in this process; `close` it.
 
+    Args:
+        token: what it asks for over TCP.
+        **options: of a server.
+
     Attributes:
         unix, tcp: its addresses.
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, token: str = "", **options: Any) -> None:
         self.counters = Counters()
+        self._folder = tempfile.TemporaryDirectory(prefix="jaxd-", dir="/tmp")
+        if token:
+            options["token_file"] = f"{self._folder.name}/token"
+            with open(os.open(options["token_file"], os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
+                file.write(token)
         self.options = ServerOptions(
             **{"builds": 2, "threads": 4, "cache_dir": "none", "build_in": "worker", **options}
         )
-        with mock.patch.object(programs, "prepare", prepare_once):
+        with mock.patch.object(programs, "prepare", prepare_once), reading_imports_once():
             self.parts = WorkerComponents(self.options, self.counters, self.report)
-        self._folder = tempfile.TemporaryDirectory(prefix="jaxd-", dir="/tmp")
         path = os.path.join(self._folder.name, "s.sock")
         unix = socket.socket(socket.AF_UNIX)
         unix.bind(path)

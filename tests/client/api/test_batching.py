@@ -14,6 +14,7 @@ from jaxd import Client, persistent_call, vmap_auto
 from jaxd.errors import ArgumentError, ConfigurationError
 from tests.end_to_end.counting import costs
 from tests.live_server import LiveServer
+from tests.warm_clients import run_light
 
 
 class Pair(NamedTuple):
@@ -147,5 +148,5 @@ for n in (4, 3, 6):
 assert "jax" not in sys.modules
 print(json.dumps(found))
 """
-    ended = live.run(program)
+    ended = run_light(live, program)
     assert json.loads(ended.stdout) == [[3.0 + 2 * i for i in range(n)] for n in (4, 3, 6)]

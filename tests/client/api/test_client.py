@@ -19,6 +19,7 @@ from jaxd.dispatch.caller import Caller
 from jaxd.errors import ValuesLost
 from jaxd_protocol.network.addresses import Address
 from tests.live_server import TOKEN, LiveServer
+from tests.warm_clients import run_light
 
 
 def test_connect_connects_at_once(live: LiveServer) -> None:
@@ -102,7 +103,7 @@ def test_a_pickle_by_handle_is_read_in_another_process(live: LiveServer, client:
         pickled = pickle.dumps({"x": array, "y": 3})
     assert len(pickled) < 300
     assert not array.is_here
-    done = live.run(UNPICKLE, pickled.hex())
+    done = run_light(live, UNPICKLE, pickled.hex())
     assert (done.stdout, done.stderr) == ("RemoteArray False 499500.0 3\n", "")
 
 

@@ -15,6 +15,7 @@ from jaxd.dispatch.compiled_call import MemoryAnalysis
 from jaxd.errors import ConfigurationError
 from tests.end_to_end.counting import costs
 from tests.live_server import LiveServer
+from tests.warm_clients import run_light
 
 X = np.ones((2, 3), np.float32)
 
@@ -323,7 +324,7 @@ assert double._cache_size() == before == 1
 assert "jax" not in sys.modules
 print(json.dumps(found))
 """
-    ended = live.run(program)
+    ended = run_light(live, program)
     assert ended.returncode == 0, ended.stderr
     info = "{'y': OutInfo(shape=(4,), dtype='float32', weak_type=False)}"
     assert json.loads(ended.stdout) == [

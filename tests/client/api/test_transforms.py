@@ -13,6 +13,7 @@ from jaxd import Client, PersistentFunction, persistent_call
 from jaxd.errors import ConfigurationError
 from tests.end_to_end.counting import BUILT, WARM, costs
 from tests.live_server import LiveServer
+from tests.warm_clients import run_light
 
 X, Y = np.arange(1.0, 4.0, dtype="f4"), np.full(3, 2, "f4")
 
@@ -333,7 +334,7 @@ slope, _ = pull_back(np.float32(1))
 print(np.asarray(Spring().energy.grad().vmap()(rows)).tolist())
 print(float(value), np.asarray(slope).tolist() == (3 * rows**2).tolist(), "jax" in sys.modules)
 """
-    done = live.run(program)
+    done = run_light(live, program)
     assert done.stderr == ""
     assert done.stdout.splitlines() == [
         "[[0.0, 6.0, 24.0], [54.0, 96.0, 150.0]]",
