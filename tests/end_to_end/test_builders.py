@@ -20,6 +20,9 @@ from tests.live_server import LiveServer, live_server
 from tests.server.staging import is_running, until
 from tests.xla_flags import devices
 
+# A server with a builder; tests/server/processes/test_builder.py asks a builder alone.
+pytestmark = pytest.mark.slow
+
 X = np.linspace(0, 1, 4, dtype=np.float32)
 
 reads_its_process = pytest.mark.filterwarnings("ignore::jaxd.errors.TracedReadWarning")
@@ -124,7 +127,6 @@ def test_two_functions_with_one_program_share_it(client: Client) -> None:
     assert spent(client, lambda: client.persistent_call(lambda b: b * 3 + 11)(X)) == (1, 1, 0)
 
 
-@pytest.mark.slow
 def test_the_two_ways_share_programs_on_disk(
     start_live: Callable[..., LiveServer], runtime: Path
 ) -> None:
@@ -148,7 +150,6 @@ def _on_both_devices(x: Any) -> Any:
     return constrain(x * 2, jax.sharding.NamedSharding(mesh, spec("x")))
 
 
-@pytest.mark.slow
 def test_a_program_for_two_devices_is_loaded_for_both(
     start_live: Callable[..., LiveServer], runtime: Path
 ) -> None:
@@ -168,7 +169,6 @@ def test_a_program_for_two_devices_is_loaded_for_both(
     assert made == [[1, 1, 1], [0, 0, 0]]
 
 
-@pytest.mark.slow
 def test_a_program_of_a_builder_is_moved_to_another_device(
     start_live: Callable[..., LiveServer],
 ) -> None:
@@ -187,7 +187,6 @@ def _spent_on_two_names(client: Client) -> Any:
     return spent(client, lambda: first(X)), spent(client, lambda: second(X))
 
 
-@pytest.mark.slow
 @reads_its_process
 def test_functions_are_built_elsewhere_once_a_second_client_is_there(
     start_live: Callable[..., LiveServer],
@@ -208,7 +207,6 @@ def test_functions_are_built_elsewhere_once_a_second_client_is_there(
             assert int(second.persistent_call(where)(0)) == pid
 
 
-@pytest.mark.slow
 @reads_its_process
 def test_what_is_shown_of_a_function_is_traced_there_as_well(
     server: LiveServer, start_live: Callable[..., LiveServer]
@@ -251,7 +249,6 @@ facts["token"] = [type(box.how) is RemoteObject, box.how == first.how, float(res
 )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("program", [test_results_home.TRAIN_STATE, TOKENS])
 def test_results_come_home_as_from_the_worker(
     program: str, server: LiveServer, start_live: Callable[..., LiveServer]
@@ -264,7 +261,6 @@ def test_results_come_home_as_from_the_worker(
     assert facts[0] == facts[1]
 
 
-@pytest.mark.slow
 def test_eight_threads_that_ask_at_once_build_once(client: Client) -> None:
     """Also when they build eight functions."""
     functions = [client.persistent_call(lambda x, n=n: x * n, extra_key=str(n)) for n in range(8)]
@@ -316,7 +312,6 @@ def compiles_for_ever(x: Any) -> Any:
     return x + lax.reduce_window(numbers, np.float32(0), lax.add, (30_000,), (1,), "VALID").sum()
 
 
-@pytest.mark.slow
 def test_a_single_client_that_works_has_a_builder_ready_for_the_next(
     start_live: Callable[..., LiveServer],
 ) -> None:

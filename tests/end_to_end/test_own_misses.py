@@ -22,7 +22,7 @@ from jaxd.tracing import here, own_misses
 from tests.another_server import own_server_needed
 from tests.end_to_end.counting import BUILT, costs
 from tests.end_to_end.several_devices import EIGHT
-from tests.end_to_end.test_here import EDITS, Edit, same, served
+from tests.end_to_end.test_here import EDITS, same, served
 from tests.live_server import LiveServer, live_server, run_client
 
 X = np.arange(6, dtype="f4").reshape(2, 3)
@@ -136,9 +136,10 @@ print(f.why(x).verdict, float(f(x)[0]) > 26)
 # keys --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("edit", EDITS, ids=[edit.name for edit in EDITS])
-def test_an_edit_is_another_program(client: Client, plain: Client, edit: Edit) -> None:
+@pytest.mark.parametrize("name", ["global", "array in place", "environment", "x64"])
+def test_an_edit_is_another_program(client: Client, plain: Client, name: str) -> None:
     """At the very next call, although the key is built in the background; also for others."""
+    edit = next(edit for edit in EDITS if edit.name == name)  # test_here has all of them
 
     def expected() -> Any:
         return jax.jit(lambda x: edit.function(x) + 0)(X)

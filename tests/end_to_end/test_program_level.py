@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,87 +22,22 @@ StartLive = Callable[..., LiveServer]
 
 X = np.linspace(0.5, 2.0, 6, dtype=np.float32)
 
-WORK = '''
-from jaxd import persistent_call
 
-@persistent_call
-def step(x):
-    """Doubles."""
-    import jax.numpy as jnp
-
-    return jnp.tanh(x) * 2 + SALT
-'''
-CALL = """
-import sys
-sys.dont_write_bytecode = True
-sys.path.insert(0, sys.argv[1])
-import work
-print(float(getattr(work, sys.argv[2])(1.5)))
-"""
+def at_once(x: Any) -> Any:
+    return jnp.tanh(x) * 2 + 0.8125
 
 
-class Project:
-    """A folder with a module; each call of its function is made by a fresh process."""
-
-    def __init__(self, folder: Path, server: LiveServer, client: Client) -> None:
-        self._file = folder / "work.py"
-        self._server = server
-        self._client = client
-        self._file.write_text(WORK.replace("SALT", str(abs(hash(str(folder))) % 10**9)))
-        self.value = ""
-
-    def edit(self, old: str, new: str) -> None:
-        """Replaces a piece of the module."""
-        text = self._file.read_text()
-        assert old in text
-        self._file.write_text(text.replace(old, new))
-
-    def cost(self, name: str = "step") -> Mapping[str, int]:
-        """What a call by a fresh process costs; its value is that of those before."""
-        with costs(self._client) as spent:
-            done = self._server.run(CALL, str(self._file.parent), name)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout == (self.value or done.stdout)
-        self.value = done.stdout
-        return spent
+def in_steps(value: Any) -> Any:
+    y = jnp.tanh(value)
+    return y * 2 + 0.8125
 
 
-@pytest.fixture
-def project(tmp_path: Path, live: LiveServer, client: Client) -> Project:
-    """One that was called once."""
-    project = Project(tmp_path, live, client)
-    assert project.cost() == BUILT
-    return project
-
-
-@pytest.mark.slow
-def test_what_is_no_code_costs_nothing(project: Project) -> None:
-    """A second process, a comment, a blank line, another docstring, another place in the file."""
-    assert project.cost() == WARM
-    for old, new in (
-        ("    return", "    # a remark\n    return"),
-        ("@persistent_call", "\n\n\n@persistent_call"),
-        ("Doubles.", "Doubles, nearly."),
-        ("from jaxd", "import sys\nfrom jaxd"),
-    ):
-        project.edit(old, new)
-        assert project.cost() == WARM
-
-
-@pytest.mark.slow
-def test_a_rename_costs_a_trace(project: Project) -> None:
-    """Nothing is compiled: not for another name of the function, nor of its parameter."""
-    project.edit("def step", "def renamed_step")
-    assert project.cost("renamed_step") == SHARED
-    project.edit("(x)", "(value)")
-    assert project.cost("renamed_step") == SHARED
-    assert project.cost("renamed_step") == WARM
-
-
-def test_refactored_code_shares_its_program(project: Project) -> None:
-    """A helper, an intermediate name: whatever lowers to the same."""
-    project.edit("    return jnp.tanh(x) * 2", "    y = jnp.tanh(x)\n    return y * 2")
-    assert project.cost() == SHARED
+def test_refactored_code_shares_its_program(client: Client) -> None:
+    """Another name, an intermediate one, a renamed parameter: whatever lowers to the same."""
+    for function, expected in ((at_once, BUILT), (in_steps, SHARED), (in_steps, WARM)):
+        with costs(client) as spent:
+            client.persistent_call(function)(X)
+        assert spent == expected
 
 
 def printing(x: Any) -> Any:

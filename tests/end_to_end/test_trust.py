@@ -22,7 +22,6 @@ from jaxd import Client, connect, errors
 from jaxd_protocol.network import handshake
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.certificates import client_context
-from jaxd_protocol.network.handshake import Peer, local_peer
 from jaxd_protocol.wire.tls_socket import TlsSocket
 from tests.end_to_end.gates import advice
 from tests.live_server import TOKEN, LiveServer, live_server, source_environment
@@ -186,57 +185,8 @@ def test_the_right_token(served: LiveServer) -> None:
         assert float(client.persistent_call(lambda x: x * 2)(4.0)) == 8.0
 
 
-def test_a_server_that_does_not_hold_the_token(runtime: Path) -> None:
-    """It is found out before anything was sent to it."""
-    said: list[bytes] = []
-    with socket.create_server(("127.0.0.1", 0)) as impostor:
-
-        def pretend() -> None:
-            sock, _ = impostor.accept()
-            with sock:
-                sock.recv(len(handshake.MAGIC), socket.MSG_WAITALL)
-                transcript = handshake.Transcript()
-                handshake.receive_message(sock, transcript)
-                greeting = local_peer({}).to_message()
-                channel = {"kind": "tcp", "uid": os.getuid(), "insecure": False}
-                asking = {**greeting, "channel": channel, "auth": "token"}
-                handshake.send_message(sock, asking, transcript)
-                for _ in ("what it wants", "its proof"):
-                    handshake.receive_message(sock, transcript)
-                welcome = {**greeting, "proof": "0" * 64, "session": "s", "slots": 1}
-                handshake.send_message(sock, {**welcome, "max_frame_bytes": 1 << 20}, transcript)
-                said.append(rest_of(sock))
-
-        thread = threading.Thread(target=pretend)
-        thread.start()
-        port = impostor.getsockname()[1]
-        with pytest.raises(errors.AuthenticationFailed, match="impostor"):
-            connect(f"tcp://127.0.0.1:{port}", token=TOKEN)
-        thread.join()
-    assert said == [b""]
-
-
-def test_a_proof_cannot_be_used_again(served: LiveServer) -> None:
-    """What proved the token in one handshake proves nothing in the next."""
-    proofs: list[Any] = []
-    for _ in range(2):
-        with dial(served.tcp) as sock:
-            said = handshake.Transcript()
-            sock.sendall(handshake.MAGIC)
-            channel = {"kind": "tcp", "uid": os.getuid(), "insecure": False}
-            hello = {**local_peer({}).to_message(), "channel": channel, "nonce": "0" * 32}
-            handshake.send_message(sock, hello, said)
-            handshake.receive_message(sock, said)
-            handshake.send_message(sock, {"versions": {}}, said)
-            proofs = proofs or [said.proof(TOKEN, "client")]
-            handshake.send_message(sock, {"proof": proofs[0]}, said)
-            answer = handshake.receive_message(sock, said)
-        proofs.append(answer.get("error"))
-    assert proofs[1:] == [None, "AuthenticationFailed"]
-
-
 def test_a_token_file_that_others_can_read(served: LiveServer, runtime: Path) -> None:
-    """Neither end uses it."""
+    """A client does not use it; tests/server/auth/test_listen_policy.py has the other end."""
     path = runtime / "open-token"
     path.write_text(TOKEN)
     path.chmod(0o644)
@@ -245,8 +195,6 @@ def test_a_token_file_that_others_can_read(served: LiveServer, runtime: Path) ->
     )
     tcp = {"JAXD_SERVER": served.tcp, "JAXD_TOKEN": "", "JAXD_TOKEN_FILE": str(path)}
     assert f"chmod 600 {path}" in served.run(program, **tcp).stdout
-    code, said = serve(runtime, "--listen", "tcp://127.0.0.1:0", "--token-file", str(path))
-    assert (code, f"chmod 600 {path}" in said) == (1, True)
 
 
 def serve(runtime: Path, *arguments: str) -> tuple[int, str]:
@@ -261,58 +209,12 @@ def serve(runtime: Path, *arguments: str) -> tuple[int, str]:
     return finished.returncode, finished.stderr
 
 
-@pytest.mark.parametrize(
-    ("flags", "hint"),
-    [
-        ((), "--listen tls://0.0.0.0:0"),
-        ((), "--insecure-plaintext"),
-        (("--allow-unauthenticated-loopback",), "--insecure-plaintext"),
-        (("--insecure-plaintext",), "jaxd token"),
-        (("--insecure-plaintext", "--allow-unauthenticated-loopback"), "jaxd token"),
-    ],
-)
-def test_a_server_does_not_open_itself_to_other_machines(
-    runtime: Path, flags: tuple[str, ...], hint: str
-) -> None:
-    """Unless told so in words that say what it means, and with a token."""
-    code, said = serve(runtime, "--listen", "tcp://0.0.0.0:0", *flags)
+def test_a_server_does_not_open_itself_to_other_machines(runtime: Path) -> None:
+    """Unless told so in words that say what it means."""
+    code, said = serve(runtime, "--listen", "tcp://0.0.0.0:0")
     assert code == 1
-    assert hint in advice(said)
-
-
-# versions -----------------------------------------------------------------------------------------
-
-
-def _another_python() -> Peer:
-    return local_peer({})._replace(python=(3, 99), magic="00000000")
-
-
-def _another_protocol() -> Peer:
-    return local_peer({})._replace(protocol=99)
-
-
-@pytest.mark.parametrize("scheme", ["unix", "tcp"])
-@pytest.mark.parametrize("make", [_another_python, _another_protocol])
-def test_another_version(
-    served: LiveServer,
-    monkeypatch: pytest.MonkeyPatch,
-    make: Callable[[], Peer],
-    scheme: str,
-) -> None:
-    """Refused by the server before it asks for anything, in words that say what to start."""
-    other = make()
-    hint = "3.99" if other.python == (3, 99) else "same jaxd"
-    monkeypatch.setattr("jaxd_protocol.network.handshake.local_peer", lambda versions: other)
-    with (
-        refused(served, hint),
-        dial(served.unix if scheme == "unix" else served.tcp) as sock,
-        pytest.raises(errors.VersionMismatch) as caught,
-    ):
-        handshake.handshake_with_server(
-            sock, handshake.ChannelBinding("tcp", sock=sock), {}, TOKEN, None
-        )
-    monkeypatch.undo()
-    assert hint in str(caught.value)
+    assert "--listen tls://0.0.0.0:0" in advice(said)
+    assert "--insecure-plaintext" in advice(said)
 
 
 # garbage ------------------------------------------------------------------------------------------
@@ -341,16 +243,17 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("scheme", ["unix", "tcp", "tls"])
-@pytest.mark.parametrize("name", GARBAGE)
-def test_garbage(served: LiveServer, name: str, scheme: str) -> None:
+def test_garbage(served: LiveServer, scheme: str) -> None:
     """The server hangs up, and goes on."""
-    with dial(getattr(served, scheme)) as sock:
-        try:
-            sock.sendall(GARBAGE[name])
-            sock.shutdown(socket.SHUT_WR)
-        except OSError:
-            pass  # it has hung up already
-        rest_of(sock)
+    for name, data in GARBAGE.items():
+        with dial(getattr(served, scheme)) as sock:
+            with suppress(OSError):  # it has hung up already
+                sock.sendall(data)
+                sock.shutdown(socket.SHUT_WR)
+            try:
+                rest_of(sock)
+            except TimeoutError:
+                pytest.fail(f"the server goes on listening: {name}")
 
 
 def test_garbage_leaves_a_line_in_the_log(served: LiveServer) -> None:

@@ -28,6 +28,7 @@ from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import control_path
 from tests.end_to_end.gates import Gate, stop_at, stop_when_run
 from tests.live_server import TOKEN, LiveServer
+from tests.warm_clients import run_command
 
 pytestmark = pytest.mark.own_server
 
@@ -261,39 +262,40 @@ def test_a_watcher_goes_on_when_the_server_is_back(
             until(seen, lambda view: not view.programs)
 
 
-def test_a_reader_that_does_not_read_costs_nothing(one: LiveServer) -> None:
+def test_a_reader_that_does_not_read_costs_nothing(live: LiveServer, client: Client) -> None:
     """It gets what there is when it reads again, and others are not delayed by it."""
+    names = {f"name-{number}" + "x" * 180 for number in range(30)}
+
+    def has_all(view: ServerView) -> bool:
+        return names <= {one.holder for one in view.values.values()}
+
     with (
         socket.socket(socket.AF_UNIX) as lazy,
-        connect(one.unix) as client,
-        jaxd.watch(one.unix, every_s=0.1) as seen,
+        jaxd.watch(live.unix, every_s=0.1) as seen,
     ):
-        lazy.connect(control_path(Address.parse(one.unix)))
+        lazy.connect(control_path(Address.parse(live.unix)))
         lazy.sendall(b'{"ask": "watch", "every_s": 0.1}\n')
-        for number in range(30):
-            client.put(np.zeros(number + 1), name=f"name-{number}" + "x" * 180)
-        view = until(seen, lambda view: len(view.values) >= 30)
+        for name in names:
+            client.put(np.zeros(3), name=name)
+        view = until(seen, has_all)
         with lazy.makefile("rb") as lines:
             known = ServerView.from_dict(json.loads(lines.readline())["view"])
-            while len(known.values) < 30:
+            while not has_all(known):
                 known = known.patched(json.loads(lines.readline())["change"])
         assert known.values == view.values
+    assert all(client.forget(name) for name in names)
 
 
-def test_the_command_shows_the_same(one: LiveServer) -> None:
+def test_the_command_shows_the_same(live: LiveServer, client: Client) -> None:
     """`jaxd status --json` has the view beside what it always had."""
-    with connect(one.unix) as client:
-        client.persistent_call(lambda x: x + 1)(1.0)
-        command = [sys.executable, "-m", "jaxd.cli", "status", "--json", "--server", one.unix]
-        shown = subprocess.run(
-            command, env=one.environment, capture_output=True, text=True, timeout=50, check=True
-        )
-        report = json.loads(shown.stdout)
-        view = ServerView.from_dict(report["view"])
-        assert view.to_dict() == report["view"]
-        assert view.counters["calls"] == report["worker"]["calls"] == 1
-        assert view.counters["compiles"] == report["worker"]["compiles"]
-        assert view.server.pid == report["host"]["pid"]
+    client.persistent_call(lambda x: x + 1)(1.0)
+    shown = run_command("status", "--json", "--server", live.unix, **live.environment)
+    report = json.loads(shown.stdout)
+    view = ServerView.from_dict(report["view"])
+    assert view.to_dict() == report["view"]
+    assert view.counters["calls"] == report["worker"]["calls"] > 0
+    assert view.counters["compiles"] == report["worker"]["compiles"] > 0
+    assert view.server.pid == report["host"]["pid"]
 
 
 _LOAD = """
