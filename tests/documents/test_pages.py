@@ -7,8 +7,6 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-import pytest
-
 import jaxd
 from tests import house
 from tests.documents.blocks import ROOT, blocks_of, pages
@@ -54,18 +52,18 @@ def test_the_index_has_a_link_for_each_page_of_the_site() -> None:
     )
 
 
-@pytest.mark.parametrize("name", [name for name in jaxd.__all__ if name[0].isalpha()])
-def test_a_public_name_has_a_guide_and_its_docstring_is_in_the_reference(name: str) -> None:
+def test_a_public_name_has_a_guide_and_its_docstring_is_in_the_reference() -> None:
     """The guide is in some page beside the reference and the changelog."""
-    guides = [_text(page) for page in pages() if page != "docs/api.md"]
-    assert any(re.search(rf"\b{name}\b", guide) for guide in guides)
-    assert f":: jaxd.{name}\n" in _text("docs/api.md")
+    guides = "\n".join(_text(page) for page in pages() if page != "docs/api.md")
+    for name in [name for name in jaxd.__all__ if name[0].isalpha()]:
+        assert re.search(rf"\b{name}\b", guides), name
+        assert f":: jaxd.{name}\n" in _text("docs/api.md")
 
 
-@pytest.mark.parametrize("page", [*pages(), *_BESIDE])
-def test_no_sentence_has_a_phrase_that_readers_stopped_at(page: str) -> None:
+def test_no_sentence_has_a_phrase_that_readers_stopped_at() -> None:
     """But for what a run has written there, in the words of its tests."""
-    assert _riddles(_WRITTEN_BY_A_RUN.sub("", _text(page))) == {}
+    for page in (*pages(), *_BESIDE):
+        assert (page, _riddles(_WRITTEN_BY_A_RUN.sub("", _text(page)))) == (page, {})
 
 
 def test_no_message_and_no_help_has_such_a_phrase() -> None:

@@ -11,9 +11,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
-
-import pytest
+from typing import TYPE_CHECKING, Any, Final
 
 from jaxd.api.launch import pytest_plugin
 from jaxd.cli.__main__ import _parser, _split_program
@@ -21,6 +19,10 @@ from jaxd.cli.commands.completion import _fill
 from jaxd.connection.settings import Settings
 from jaxd_protocol.base.terminal import Parser
 from tests.documents.blocks import ROOT, Block, blocks_of, pages
+from tests.ids import row
+
+if TYPE_CHECKING:
+    import pytest
 
 _PROMPT: Final = re.compile(r"[\w-]*\$ (.*)")
 _INSIDE: Final = re.compile(r"\$\(([^()]*)\)")
@@ -154,25 +156,26 @@ _CHECKS: Final = {
 }
 
 
-@pytest.mark.parametrize("block", _shell_blocks(), ids=str)
-def test_the_commands_of_a_block_exist(block: Block) -> None:
+def test_the_commands_of_a_block_exist() -> None:
     """With their options, extras, targets and modules; a program of others is in the list above."""
-    for line in _command_lines(block):
-        for program, *words in _commands(line):
-            name = re.sub(r"^python3\.\d+$", "python3", Path(program).name) or program
-            assert name in _CHECKS or name in _OTHERS, line
-            _CHECKS.get(name, len)(words)
+    for block in _shell_blocks():
+        for line in _command_lines(block):
+            for program, *words in _commands(line):
+                with row(f"{block}: {line}"):
+                    name = re.sub(r"^python3\.\d+$", "python3", Path(program).name) or program
+                    assert name in _CHECKS or name in _OTHERS
+                    _CHECKS.get(name, len)(words)
 
 
-@pytest.mark.parametrize("page", pages())
-def test_a_command_in_a_text_has_the_options_that_it_is_given(page: str) -> None:
+def test_a_command_in_a_text_has_the_options_that_it_is_given() -> None:
     """As `jaxd cache gc --max-bytes SIZE`, in a sentence or a table."""
-    described = _jaxd().described()
-    for text in _IN_A_TEXT.findall((ROOT / page).read_text(encoding="utf-8")):
+    described = _jaxd().described()["commands"]
+    texts = "\n".join((ROOT / page).read_text(encoding="utf-8") for page in pages())
+    for text in _IN_A_TEXT.findall(texts):
         own = text.partition(" -- ")[0].partition(" && ")[0]
         first, *more = own.split()
-        assert first in described["commands"], text
-        assert set(_OPTION.findall(own)) <= _options(described["commands"][first], more), text
+        assert first in described, text
+        assert set(_OPTION.findall(own)) <= _options(described[first], more), text
 
 
 def _options(command: Mapping[str, Any], words: list[str]) -> set[str]:

@@ -25,6 +25,7 @@ from tests.generator.processes import Processes
 from tests.generator.running import run_plan, run_plans
 from tests.generator.shrinking import script, shrunk
 from tests.generator.worlds import plain, world
+from tests.ids import row
 
 _MOST = 6
 _SECONDS = 10.0
@@ -79,18 +80,19 @@ def test_what_a_mechanism_is_for_is_found_without_it(name: str) -> None:
     assert report.shown, f"seed {seed}"
 
 
-@pytest.mark.parametrize("name", FEATURES)
-def test_each_piece_can_be_written_and_edited(name: str) -> None:
+def test_each_piece_can_be_written_and_edited() -> None:
     """Its code compiles, before and after each edit; text that is replaced is there, once."""
-    for number, edit in enumerate(FEATURES[name].edits):
-        made = world(_alone(name, Choice(0, 0, number, (5, 6))))
-        act = made.processes[0].acts[1]
-        for path, text in [*made.files.items(), *act.writes.items()]:
-            if path.endswith(".py"):
-                compile(text, path, "exec")
-        for code in act.edits:
-            compile(code, name, "exec")
-        assert bool(act.writes) == bool(edit.swap or edit.write), edit
+    for name, feature in FEATURES.items():
+        for number, edit in enumerate(feature.edits):
+            with row(f"{name}: {edit}"):
+                made = world(_alone(name, Choice(0, 0, number, (5, 6))))
+                act = made.processes[0].acts[1]
+                for path, text in [*made.files.items(), *act.writes.items()]:
+                    if path.endswith(".py"):
+                        compile(text, path, "exec")
+                for code in act.edits:
+                    compile(code, name, "exec")
+                assert bool(act.writes) == bool(edit.swap or edit.write)
 
 
 def test_a_seed_says_all_of_a_plan() -> None:

@@ -20,7 +20,7 @@ from jaxd.results.reader import ResultReader
 from jaxd_protocol.errors import CallbackError, ProtocolError
 from jaxd_protocol.fingerprint import walk
 from tests.fake_packages import FakeSite
-from tests.ids import stable_id
+from tests.ids import row, stable_id
 
 seen: list[Any] = []
 
@@ -167,11 +167,14 @@ CALLBACK_TARGETS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("callback_target", CALLBACK_TARGETS, ids=str)
-def test_a_server_cannot_name_anything_else(callback_target: Any) -> None:
+def test_a_server_cannot_name_anything_else() -> None:
     """It names what is in the table, and nothing that lies behind."""
-    with pytest.raises(ProtocolError, match="does not give to be called back"):
-        table().function_at(callback_target, ())
+    for callback_target in CALLBACK_TARGETS:
+        with (
+            row(callback_target),
+            pytest.raises(ProtocolError, match="does not give to be called back"),
+        ):
+            table().function_at(callback_target, ())
 
 
 def test_what_is_held_is_an_array() -> None:

@@ -16,6 +16,7 @@ from jaxd.interop.lazy_array import BINARY as OPERATORS
 from jaxd.interop.lazy_array import ArrayLike, materialized
 from tests.client.array_operations import ANY, NUMPY, outcome
 from tests.client.fresh_process import in_a_fresh_process
+from tests.ids import row
 
 
 def lazy(array: Any) -> Any:
@@ -40,18 +41,24 @@ def same(one: Any, other: Any) -> None:
 FLOATS = np.arange(1, 7, dtype=np.float32).reshape(2, 3)
 
 
-@pytest.mark.parametrize(
-    "function",
-    [operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv,
-     operator.imod, operator.ipow],
-)  # fmt: skip
-def test_operations_in_place(function: Callable[[Any, Any], Any]) -> None:
+def test_operations_in_place() -> None:
     """Whoever else holds the array sees the change, as with numpy."""
-    first, expected = lazy(FLOATS), FLOATS.copy()
-    held, changed = first, function(first, 2)
-    function(expected, 2)
-    same(changed, expected)
-    same(held, expected)
+    rows: list[Callable[[Any, Any], Any]] = [
+        operator.iadd,
+        operator.isub,
+        operator.imul,
+        operator.itruediv,
+        operator.ifloordiv,
+        operator.imod,
+        operator.ipow,
+    ]
+    for function in rows:
+        with row(function):
+            first, expected = lazy(FLOATS), FLOATS.copy()
+            held, changed = first, function(first, 2)
+            function(expected, 2)
+            same(changed, expected)
+            same(held, expected)
 
 
 def test_a_changed_element_stays_changed() -> None:
@@ -70,16 +77,19 @@ def test_the_bytes_that_arrived_are_not_changed() -> None:
     assert data == FLOATS.tobytes()
 
 
-@pytest.mark.parametrize("value", [3, 2.5, True, False, -1], ids=str)
-@pytest.mark.parametrize("shape", [(), (1,), (1, 1)], ids=str)
-def test_a_single_number_converts(value: Any, shape: tuple[int, ...]) -> None:
+def test_a_single_number_converts() -> None:
     """To Python's numbers."""
-    array = np.full(shape, value)
-    assert int(lazy(array)) == int(value)
-    assert float(lazy(array)) == float(value)
-    assert complex(lazy(array)) == complex(value)
-    assert bool(lazy(array)) is bool(value)
-    assert lazy(array).item() == value
+    rows: list[tuple[int, ...]] = [(), (1,), (1, 1)]
+    others: list[Any] = [3, 2.5, True, False, -1]
+    for shape in rows:
+        for value in others:
+            with row((shape, value)):
+                array = np.full(shape, value)
+                assert int(lazy(array)) == int(value)
+                assert float(lazy(array)) == float(value)
+                assert complex(lazy(array)) == complex(value)
+                assert bool(lazy(array)) is bool(value)
+                assert lazy(array).item() == value
 
 
 def test_an_integer_indexes() -> None:
@@ -207,16 +217,16 @@ class Foreign:
         return f"{type(other).__name__} + Foreign"
 
 
-@pytest.mark.parametrize("name", OPERATORS)
-def test_operators_work_on_either_side(name: str) -> None:
+def test_operators_work_on_either_side() -> None:
     """With numbers, arrays, and what else stands for one."""
-    function, array = OPERATORS[name], np.array([[3, 1], [2, 5]])
-    for other in (2, array) if name != "matmul" else (array,):
-        np.testing.assert_array_equal(function(CountingArray(array), other), function(array, other))
-        np.testing.assert_array_equal(function(other, CountingArray(array)), function(other, array))
-    np.testing.assert_array_equal(
-        function(CountingArray(array), CountingArray(array)), function(array, array)
-    )
+    for name in OPERATORS:
+        with row(name):
+            function, array = OPERATORS[name], np.array([[3, 1], [2, 5]])
+            equal, stands = np.testing.assert_array_equal, CountingArray(array)
+            for other in (2, array) if name != "matmul" else (array,):
+                equal(function(stands, other), function(array, other))
+                equal(function(other, stands), function(other, array))
+            equal(function(stands, stands), function(array, array))
 
 
 def test_operators_of_other_classes_are_asked() -> None:
@@ -249,8 +259,10 @@ MATRIX = np.arange(12, dtype=np.float32).reshape(3, 4)
 MATRIX[0, 0] = -0.5
 
 
-@pytest.mark.parametrize("name", [name for name in ANY | NUMPY if name != "float of many"])
-def test_every_operation_is_that_of_the_numpy_array(name: str) -> None:
+def test_every_operation_is_that_of_the_numpy_array() -> None:
     """Operators, indices, attributes, methods and functions of numpy."""
-    operation = (ANY | NUMPY)[name]
-    same(outcome(operation, lazy(MATRIX), np), outcome(operation, MATRIX, np))
+    rows: list[str] = [name for name in ANY | NUMPY if name != "float of many"]
+    for name in rows:
+        with row(name):
+            operation = (ANY | NUMPY)[name]
+            same(outcome(operation, lazy(MATRIX), np), outcome(operation, MATRIX, np))

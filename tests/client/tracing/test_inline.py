@@ -14,6 +14,7 @@ from jaxd import Client, PRNGKeys, persistent_call
 from jaxd.tracing.inline import InlineFunction, local_devices
 from jaxd_protocol.errors import NoServer
 from jaxd_protocol.jit.options import CONFIG_DEFAULTS, Options
+from tests.ids import row
 
 
 def test_what_jax_cannot_trace_is_static() -> None:
@@ -100,11 +101,12 @@ def test_settings_and_form_of_results_are_as_on_a_server() -> None:
     assert all(getattr(jax.config, name) == CONFIG_DEFAULTS[name] for name in config)
 
 
-@pytest.mark.parametrize("name", CONFIG_DEFAULTS)
-def test_each_setting_that_travels_can_be_applied(name: str) -> None:
+def test_each_setting_that_travels_can_be_applied() -> None:
     """jax has a context manager for it."""
-    value = CONFIG_DEFAULTS[name]
-    assert float(InlineFunction(lambda x: x, Options(), ((name, value),))(1.0)) == 1.0
+    for name in CONFIG_DEFAULTS:
+        with row(name):
+            value = CONFIG_DEFAULTS[name]
+            assert float(InlineFunction(lambda x: x, Options(), ((name, value),))(1.0)) == 1.0
 
 
 def test_nothing_connects(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:

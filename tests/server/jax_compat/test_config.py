@@ -13,6 +13,7 @@ import pytest
 from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.jit.settings import LOCAL, plain
 from jaxd_server.jax_compat.config import DEFAULTS, configured, pinned, restore_defaults
+from tests.ids import row
 from tests.server.staging import join, start
 
 _CHOSEN: dict[str, Any] = {
@@ -58,15 +59,15 @@ def test_the_defaults_are_jaxs_own() -> None:
     assert now() == DEFAULT
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_a_setting_is_in_force_inside_and_in_this_thread_only(name: str) -> None:
+def test_a_setting_is_in_force_inside_and_in_this_thread_only() -> None:
     """And is as it was afterwards."""
     elsewhere: list[dict[str, Any]] = []
-    with configured(((name, OTHERS[name]),)):
-        assert now() == {**DEFAULT, name: OTHERS[name]}
-        join([start(lambda: elsewhere.append(now()))])
-    assert elsewhere == [DEFAULT]
-    assert now() == DEFAULT
+    for name, value in OTHERS.items():
+        with row(name), configured(((name, value),)):
+            assert now() == {**DEFAULT, name: value}
+            join([start(lambda: elsewhere.append(now()))])
+        assert now() == DEFAULT, name
+    assert elsewhere == [DEFAULT] * len(OTHERS)
 
 
 def test_a_setting_that_this_jax_does_not_have_is_an_error_that_names_it() -> None:
@@ -123,14 +124,14 @@ print(restore_defaults())
     assert done.stdout == "[]\n"
 
 
-@pytest.mark.parametrize("name", [*OTHERS, *sorted(LOCAL)])
-def test_what_another_function_sets_for_the_process_is_not_seen_while_tracing(name: str) -> None:
+def test_what_another_function_sets_for_the_process_is_not_seen_while_tracing() -> None:
     """Whether the setting travels or not; the one that travels counts."""
     mine = (("jax_default_matmul_precision", "float32"),)
     expected = {**DEFAULTS, **dict(mine)}
-    try:
-        with pinned(mine):
-            jax.config.update(name, OTHERS.get(name, True))
-            assert {each: plain(getattr(jax.config, each)) for each in expected} == expected
-    finally:
-        assert restore_defaults() == [name]
+    for name in (*OTHERS, *sorted(LOCAL)):
+        try:
+            with row(name), pinned(mine):
+                jax.config.update(name, OTHERS.get(name, True))
+                assert {each: plain(getattr(jax.config, each)) for each in expected} == expected
+        finally:
+            assert restore_defaults() == [name]
