@@ -47,7 +47,7 @@ class Model(nnx.Module):
     def __init__(self, rngs: nnx.Rngs) -> None:
         self.first = Layer(rngs)
         self.again = self.first
-        self.layers = nnx.List([Layer(rngs) for _ in range(2)])
+        self.layers = nnx.List([Layer(rngs)])
         self.heads = nnx.Dict(a=nnx.Linear(3, 2, rngs=rngs))
         self.norm = nnx.BatchNorm(3, rngs=rngs)
         self.dropout = nnx.Dropout(0.5, rngs=rngs)
