@@ -7,6 +7,7 @@ child starts with nothing of a project loaded, in milliseconds.
 from __future__ import annotations
 
 import builtins
+import gc
 import importlib
 import json
 import os
@@ -91,9 +92,14 @@ def _in_child_process(job: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     """Does the jobs on the standard input."""
     order = json.load(sys.stdin)
+    from jaxd_protocol.packages.distributions import package_of
+
     for name in order["preload"]:
         importlib.import_module(name)
+        package_of(name)  # which reads what is installed
     _inspect_value(len, "len")  # loads what every walk needs
+    gc.collect()
+    gc.freeze()  # else each child looks through all of it
     json.dump([_in_child_process(job) for job in order["jobs"]], sys.stdout)
 
 
