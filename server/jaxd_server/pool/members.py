@@ -85,7 +85,7 @@ class MemberReport:
     goes_on: bool = False
 
 
-def busy_rows(busy: Mapping[str, Busy]) -> dict[str, tuple[Any, ...]]:
+def busy_rows(busy: Mapping[str, Busy]) -> dict[str, Any]:
     """The fields of a report that tell which functions have calls open."""
     return {
         "busy": tuple(key[:SPREAD_DIGITS] for key in busy),

@@ -82,7 +82,7 @@ def test_arrays_that_do_not_come_are_waited_for_until_the_deadline(live: LiveSer
         connect(str(real._replace(port=stalled.port)), token=TOKEN) as client,
     ):
         make = client.persistent_call(lambda: jnp.ones(1 << 18), results="remote")
-        array = make()
+        array: Any = make()
         array.block_until_ready()
         with pytest.raises(DeadlineExceeded):
             array.fetcher.fetch_all([array], time.monotonic() + 0.1)
