@@ -135,6 +135,8 @@ PAIRS = [
     ("Degrees(3)", "np.float64(3)"),
     ("Degrees(3)", "Degrees(4)"),
     ("np.ma.array([1], hard_mask=True)", "np.ma.array([1], hard_mask=False)"),
+    ("Scales(1)", "Scales(2)"),
+    ("Scales(1)", "Others(1)"),
     ("Passing(1)", "Passing(2)"),
     ("Passing(1, 3)", "Passing(1)"),
     ("Everything(Box(1))", "Everything(Box(2))"),
@@ -154,7 +156,7 @@ PAIRS = [
 ]
 
 SOURCE = """
-import math, re, sys, time, weakref
+import math, re, sys, threading, time, weakref
 from array import array
 from collections import ChainMap, Counter, OrderedDict, UserDict, defaultdict, deque, namedtuple
 from dataclasses import dataclass, make_dataclass
@@ -197,6 +199,12 @@ class Counted:
         made = object.__new__(cls)
         made.count = count
         return made
+class Scales(threading.local):
+    by = 2
+    def __init__(self, inside): self.inside = inside
+class Others(threading.local):
+    by = 3
+    def __init__(self, inside): self.inside = inside
 class Methods:
     def first(self): return 1
     def second(self): return 2

@@ -48,7 +48,7 @@ _MODULES: Final = {
     "jaxd_protocol.jax_objects.structures": _same("make_structure"),
     "jaxd_protocol.pickling.unpack.object_tokens": {"kept_object": "find_kept_object"},
     "jaxd_protocol.fingerprint.client_object": {"Live": "ClientObject"},
-    "jaxd_protocol.fingerprint.values.instances": _same("ThreadLocal"),
+    "jaxd_protocol.fingerprint.values.instances": _same("ThreadLocal", "thread_local_of"),
     "jaxd_protocol.jit.nested": _same("nested"),
     "jaxd_protocol.pickling.unpack.archives": _same("add_archive", "find_archived"),
     "jaxd_protocol.pickling.arrays": {

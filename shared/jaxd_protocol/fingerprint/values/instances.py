@@ -79,6 +79,26 @@ class ThreadLocal(threading.local):
         vars(self).update(content)
 
 
+_STANDS_FOR: Final = "_jaxd_class"
+
+
+def thread_local_of(cls: Any, content: dict[str, Any]) -> Any:
+    """The same of a subclass of `threading.local`, whose `__init__` does not run."""
+    made = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
+    made |= {"__init__": ThreadLocal.__init__, _STANDS_FOR: cls}
+    return type(cls.__name__, (cls,), made)(content)
+
+
+class _ThreadLocalOf:
+    """What is sent in the place of one."""
+
+    def __init__(self, cls: type, content: dict[str, Any]) -> None:
+        self._made_of = cls, content
+
+    def __reduce__(self) -> Any:
+        return thread_local_of, self._made_of
+
+
 def emit_other(walk: Walk, value: Any) -> None:
     """Appends an object by what it is made of: all of it, also where code reads only a part."""
     if settings.is_config(value):
@@ -167,6 +187,10 @@ def _thread_local(walk: Walk, value: threading.local) -> None:
     content = dict(vars(value))
     walk.guards.answer(lambda: _has_content(value, content), True)
     walk.reach.replacements[id(value)] = ThreadLocal(content)  # as seen in this thread
+    cls: Any = vars(type(value)).get(_STANDS_FOR, type(value))
+    if cls not in (threading.local, ThreadLocal):
+        walk.reach.replacements[id(value)] = _ThreadLocalOf(cls, content)
+        walk.emit_labelled("", cls)
     for name in sorted(content):
         walk.text(name)
         walk.emit_child(f".{name}", content[name])

@@ -15,9 +15,11 @@ from typing import Any
 
 import pytest
 
+from jaxd_protocol.fingerprint import walk
 from jaxd_protocol.pickling.pack.arguments import pack
+from jaxd_protocol.pickling.pack.functions import pack_function
 from jaxd_protocol.pickling.pack.stdlib import reduce_per_process
-from jaxd_protocol.pickling.unpack.unpickler import unpack
+from jaxd_protocol.pickling.unpack.unpickler import unpack, unpack_function
 from tests.ids import stable_id
 from tests.shared.pickling.processes import round_trip
 
@@ -58,6 +60,37 @@ def test_what_a_thread_keeps_for_itself_comes_along() -> None:
     thread.start()
     thread.join()
     assert (found.x, seen) == (1, [1])
+
+
+class Scales(threading.local):
+    """Has something beside what each thread keeps."""
+
+    scale = 2
+
+    def __init__(self) -> None:
+        self.own = 3
+
+    def product(self) -> int:
+        """What code would call."""
+        return self.scale * self.own
+
+
+SCALES = Scales()
+
+
+def read_scales(x: int) -> int:
+    return x * SCALES.product() + getattr(SCALES, "scale", 100)
+
+
+def test_a_class_of_what_threads_keep_comes_along() -> None:
+    """With attributes and methods; each thread of the server has what the one that calls has."""
+    SCALES.own = 5
+    found = unpack_function(pack_function(read_scales, "it", walk(read_scales, "it").reach))
+    seen: list[int] = []
+    thread = threading.Thread(target=lambda: seen.append(found.function(1)))
+    thread.start()
+    thread.join()
+    assert (found.function(1), seen) == (12, [12])
 
 
 def test_a_context_variable_comes_with_its_value() -> None:
