@@ -306,7 +306,7 @@ _CALLABLES: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
 }
 
 TURNED = np.arange(24.0).reshape(2, 3, 4).transpose(1, 0, 2)
-WORDS = memoryview(np.arange(300, 304, dtype=np.int16))
+WORDS = np.arange(300, 304, dtype=np.int16).data
 
 
 class Layers:

@@ -984,7 +984,7 @@ def test_snapshots_of_a_client_on_another_machine_stay_with_the_host(
     assert max(moved) < LARGE * 4
 
 
-OPEN: Final = {"allow_unauthenticated_loopback": True, "session_grace_s": 0.0}
+OPEN: Final[dict[str, Any]] = {"allow_unauthenticated_loopback": True, "session_grace_s": 0.0}
 """Over TCP without a token; and no session is kept without a connection."""
 
 
