@@ -80,7 +80,7 @@ NAMES_PRIVATE_PARTS_OF_JAX = {
     "shared/jaxd_protocol/jax_objects/arrays.py": "arrays from plain data, weak types, keys",
     "shared/jaxd_protocol/jax_objects/jit_objects.py": "the parts of a jitted function",
     "shared/jaxd_protocol/jax_objects/names.py": "the types of jax's objects",
-    "shared/jaxd_protocol/jax_objects/reducers.py": "a cached function that is made again",
+    "shared/jaxd_protocol/jax_objects/decomposition.py": "a cached function that is made again",
     "shared/jaxd_protocol/jax_objects/registrations.py": "pytrees, and modules of equinox",
     "shared/jaxd_protocol/jit/program_identity.py": "the facts and the text of a lowered program",
     "shared/jaxd_protocol/jit/settings.py": "settings and meshes of a thread",

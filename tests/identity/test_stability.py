@@ -119,7 +119,6 @@ VARIANTS = [
     _before("other addresses", "junk = [object() for _ in range(100_000)]"),
     _after("equal texts that are other objects", "main.TEXT = ''.join(list(main.TEXT))\nmain.TABLE = {''.join(list(k)): v for k, v in main.TABLE.items()}"),
     _after("copies of what is mutable", "import copy\nmain.TABLE, main.CONFIG, main.SET = map(copy.deepcopy, (main.TABLE, main.CONFIG, main.SET))"),
-    _after("an array in columns", "import numpy as np\nmain.ARRAY = np.asfortranarray(main.ARRAY)"),
     _after("an array with gaps", "import numpy as np\nmain.ARRAY = np.repeat(np.repeat(main.ARRAY, 2, 0), 3, 1)[::2, ::3]"),
     _after("an array that is read-only", "main.ARRAY.flags.writeable = False"),
     _after("an array that is a view from behind", "main.ARRAY = main.ARRAY[::-1].copy()[::-1]"),

@@ -54,7 +54,7 @@ def emit_globals(walk: Walk, function: FunctionType, reads: Collection[Read]) ->
 
 def _global(walk: Walk, function: FunctionType, read: Read, watched: bool) -> None:
     name, globals_ = read.name, function.__globals__
-    if name in modules.IGNORED_ATTRIBUTES or name.startswith("@py"):
+    if (name in modules.IGNORED_ATTRIBUTES and name != "__doc__") or name.startswith("@py"):
         return
     walk.text(name)
     walk.line = read.line

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable
 from hashlib import blake2b
-from types import CodeType, EllipsisType, NoneType, NotImplementedType
+from types import CodeType, NotImplementedType
 from typing import Any, Final
 
-DIGEST_SIZE: Final = 16
+from jaxd_protocol.pytree.literals import ATOM_TYPES, dump_literal
 
-_SMALL_INT: Final = 1 << 62
+DIGEST_SIZE: Final = 16
 
 
 def digest(data: bytes | bytearray | memoryview) -> bytes:
@@ -23,36 +21,15 @@ def tag(name: str) -> bytes:
     return b"<%s>" % name.encode()
 
 
-def _text(value: str) -> bytes:
-    data = value.encode("utf-8", "surrogatepass")
-    return b"s%d:%s" % (len(data), data)
-
-
-def _integer(value: int) -> bytes:
-    data = b"%d" % value if -_SMALL_INT < value < _SMALL_INT else hex(value).encode()
-    return b"i%d:%s" % (len(data), data)
-
-
-_ENCODERS: Final[dict[type, Callable[[Any], bytes]]] = {
-    str: _text,
-    int: _integer,
-    float: lambda value: b"f" + struct.pack("<d", value),
-    bool: lambda value: b"b%d" % value,
-    NoneType: lambda _: b"N",
-    bytes: lambda value: b"y%d:%s" % (len(value), value),
-    complex: lambda value: b"c" + struct.pack("<dd", value.real, value.imag),
-    EllipsisType: lambda _: b".",
-    NotImplementedType: lambda _: b"!",
-}
-
-ATOMS: Final = frozenset(_ENCODERS)
+ATOMS: Final = ATOM_TYPES | {NotImplementedType}
 """Types whose instances are nothing but their value; subclasses are more than that."""
 
 
 def atom(value: Any) -> bytes | None:
     """The bytes of an instance of one of `ATOMS`, None for anything else."""
-    encode = _ENCODERS.get(type(value))
-    return None if encode is None else encode(value)
+    if type(value) not in ATOMS:
+        return None
+    return b"!" if value is NotImplemented else dump_literal(value)
 
 
 def is_same(now: Any, then: Any) -> bool:
@@ -94,7 +71,7 @@ def constant(value: Any, code: Any) -> bytes:
         return simple
     kind = type(value)
     if kind is tuple:
-        return b"(%d" % len(value) + b"".join([constant(item, code) for item in value])
+        return b"(%d:" % len(value) + b"".join([constant(item, code) for item in value])
     if kind is frozenset:
         items = sorted(digest(constant(item, code)) for item in value)
         return b"z%d" % len(items) + b"".join(items)

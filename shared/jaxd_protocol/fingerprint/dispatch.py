@@ -1,13 +1,11 @@
-"""The handler of each kind of object, and the handlers of Python's own types."""
+"""The handler of each kind of object, and those of containers; others have `values.kinds`."""
 
 from __future__ import annotations
 
 import functools
 import types
-import weakref
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
-from operator import attrgetter
 from typing import Any, Final
 
 from jaxd_protocol.fingerprint import access_paths, archive_members, functions, local_imports
@@ -15,7 +13,6 @@ from jaxd_protocol.fingerprint.canonical_bytes import constant
 from jaxd_protocol.fingerprint.code.reads import facts_of
 from jaxd_protocol.fingerprint.function_wrapper import BoundWrapper, FunctionWrapper, jit_options_of
 from jaxd_protocol.fingerprint.values import classes, modules, settings
-from jaxd_protocol.fingerprint.values.reductions import make_memory, set_on_cached
 from jaxd_protocol.fingerprint.walk import Handlers, Walk, short_repr
 
 Emit = Callable[[Walk, Any], None]
@@ -55,7 +52,14 @@ def _emit_object(walk: Walk, value: Any) -> None:
     elif isinstance(value, types.ModuleType):
         modules.emit_module(walk, value)
     else:
-        # many functions reach no such object
+        _emit_other(walk, value)
+
+
+def _emit_other(walk: Walk, value: Any) -> None:
+    """Many functions reach no such object."""
+    from jaxd_protocol.fingerprint.values.kinds import emit_kind
+
+    if not emit_kind(walk, value):
         from jaxd_protocol.fingerprint.values.instances import emit_other
 
         emit_other(walk, value)
@@ -126,36 +130,6 @@ def _set(walk: Walk, value: AbstractSet[Any]) -> None:
     walk.unordered(value)
 
 
-def _slice(walk: Walk, value: slice) -> None:
-    walk.tag("slice")
-    for item in (value.start, value.stop, value.step):
-        walk.emit(item)
-
-
-def _property(walk: Walk, value: property) -> None:
-    walk.tag("property")
-    walk.guards.instance(value)
-    for item in (value.fget, value.fset, value.fdel):
-        walk.emit_labelled("", item)
-
-
-def _around(name: str, content: Callable[[Any], Any]) -> Emit:
-    """For what holds one other object and decides nothing else."""
-
-    def emit(walk: Walk, value: Any) -> None:
-        walk.tag(name)
-        walk.emit(content(value))
-
-    return emit
-
-
-def _descriptor(walk: Walk, value: Any) -> None:
-    """Something that the interpreter made for a class: a slot, a method written in C."""
-    walk.tag("descriptor")
-    walk.text(value.__objclass__.__name__)
-    walk.text(value.__name__)
-
-
 def _cell(walk: Walk, value: types.CellType) -> None:
     walk.tag("cell")
     walk.guards.cell(value)
@@ -164,54 +138,6 @@ def _cell(walk: Walk, value: types.CellType) -> None:
     except ValueError:
         walk.tag("empty")
 
-
-def _proxy(walk: Walk, value: types.MappingProxyType[Any, Any]) -> None:
-    walk.tag("mappingproxy")
-    walk.guards.mapping(value)
-    walk.emit(dict(value))
-
-
-def _cached(walk: Walk, value: Any) -> None:
-    """A function under `functools.lru_cache`; what it has cached follows from the function."""
-    walk.tag("lru_cache")
-    walk.emit(value.__wrapped__)
-    walk.emit_child(".cache_parameters()", tuple(value.cache_parameters().items()))
-    more = set_on_cached(value)
-    if more:
-        walk.guards.mapping(vars(value))
-        walk.emit(more)
-
-
-def _view(walk: Walk, value: Any) -> None:
-    """The keys, values or items of a dict."""
-    walk.tag(type(value).__name__)
-    walk.guards.mapping(value.mapping)
-    items = list(value)
-    walk.text(len(items))
-    for index, item in enumerate(items):
-        walk.emit_child(f"[{index}]", item)
-
-
-def _memory(walk: Walk, value: memoryview) -> None:
-    data = value.tobytes()
-    try:
-        made = make_memory(data, value.format, value.shape)
-    except (TypeError, ValueError):
-        walk.unshared(value, f"its items have the format {value.format}")
-        return
-    walk.tag("memoryview")
-    walk.text(f"{made.format} {made.shape}")
-    walk.emit(data)
-    walk.guards.answer(value.tobytes, value.tobytes())
-
-
-_DESCRIPTORS: Final = (
-    types.MemberDescriptorType,
-    types.GetSetDescriptorType,
-    types.WrapperDescriptorType,
-    types.MethodDescriptorType,
-    types.ClassMethodDescriptorType,
-)
 
 _EMITTERS: Final[dict[type, Emit]] = {
     list: _with_identity(_list),
@@ -225,22 +151,7 @@ _EMITTERS: Final[dict[type, Emit]] = {
     types.ModuleType: modules.emit_module,
     types.CodeType: _code,
     types.CellType: _cell,
-    types.MappingProxyType: _proxy,
     functools.partial: functions.emit_partial,
-    functools.cached_property: _around("cached_property", attrgetter("func")),
-    type(functools.lru_cache(len)): _cached,
-    property: _property,
-    staticmethod: _around("staticmethod", attrgetter("__func__")),
-    classmethod: _around("classmethod", attrgetter("__func__")),
-    slice: _slice,
-    weakref.ref: _around("weakref", lambda reference: reference()),
-    weakref.WeakMethod: _around("weak method", lambda reference: reference()),
-    memoryview: lambda walk, value: walk.numbered(value, _memory),
-    **dict.fromkeys(
-        map(type, ({}.keys(), {}.values(), {}.items())),
-        lambda walk, value: walk.numbered(value, _view),
-    ),
-    **dict.fromkeys(_DESCRIPTORS, _descriptor),
 }
 
 

@@ -12,7 +12,7 @@ import os
 import re
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from operator import attrgetter, is_, itemgetter, methodcaller
 from types import (
     BuiltinFunctionType,
@@ -313,7 +313,7 @@ _GUARDED_TYPES: Final = frozenset(
         *(dict, OrderedDict, defaultdict, MappingProxyType, list, deque, set, bytearray),
         *(FunctionType, MethodType, BuiltinFunctionType, CodeType, CellType),
         *(partial, property, staticmethod, classmethod, GenericAlias, UnionType),
-        *(attrgetter, itemgetter, methodcaller, TypeVar, ParamSpec),
+        *(attrgetter, itemgetter, methodcaller, TypeVar, ParamSpec, type(lru_cache(len))),
         type(Part.kind),  # an attribute of named tuples
     }
 )

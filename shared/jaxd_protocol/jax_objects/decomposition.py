@@ -1,14 +1,22 @@
-"""How a jax object is taken apart, so that its content can be hashed; and what an array holds."""
+"""What a jax object is made of: by that it is hashed, and made again; and what an array holds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, NoReturn
 
 from jaxd_protocol.errors import PackingError, TracerError
-from jaxd_protocol.jax_objects.jit_objects import jit_parts
+from jaxd_protocol.jax_objects.jit_objects import (
+    jit_extras,
+    jit_options,
+    jit_parts,
+    make_jit,
+    own_names,
+)
 from jaxd_protocol.jax_objects.names import (
     COPIED_ATTRIBUTES,
+    JAX_TYPES,
     NAMED_KINDS,
     attribute,
     is_of_jax,
@@ -16,6 +24,8 @@ from jaxd_protocol.jax_objects.names import (
     name_of_jax_object,
 )
 from jaxd_protocol.jax_objects.registrations import rules_of
+from jaxd_protocol.jax_objects.structures import make_structure, structure_nodes
+from jaxd_protocol.packages.importable import find_object
 
 
 class ObjectParts(NamedTuple):
@@ -43,18 +53,36 @@ def decompose(value: Any) -> ObjectParts | None:
     (`jnp.sin`, a primitive) is that name, as long as the name leads to this very object.
     """
     kind = kind_of(value)
-    if kind is None or kind not in _PARTS_OF_KIND:
+    take_apart = None if kind is None or kind not in _KINDS else _KINDS[kind].parts
+    if kind is None or take_apart is None:
         return None
     name = name_of_jax_object(value) if kind in NAMED_KINDS else None
     if name is not None:
         return ObjectParts(kind, (("module", name[0]), ("name", name[1])))
-    parts = _PARTS_OF_KIND[kind](value)
+    parts = take_apart(value)
     return ObjectParts(
         kind,
         tuple(part for part in parts.items() if _is_literal(part[1])),
         tuple(part for part in parts.items() if not _is_literal(part[1])),
         kind not in _KINDS_WITH_IDENTITY,
     )
+
+
+def reduce_jax(value: Any) -> Any:
+    """What `pickle` needs to make a jax object again, as `__reduce__` would return it.
+
+    `NotImplemented` for what is not of jax, where jax's own pickling does it, and for a primitive
+    of the user's own.
+
+    Raises:
+        PackingError: when the object belongs to the process that made it.
+    """
+    kind = kind_of(value)
+    reduce = None if kind is None or kind not in _KINDS else _KINDS[kind].reduce
+    if reduce is None:
+        return NotImplemented
+    name = name_of_jax_object(value) if kind in NAMED_KINDS else None
+    return reduce(value) if name is None else (find_object, name)
 
 
 # All other kinds jax compares by content, and makes equal ones anew or not as it likes.
@@ -74,7 +102,13 @@ def _attributes(*names: str) -> Callable[[Any], dict[str, Any]]:
 
 def _state_parts(value: Any) -> dict[str, Any]:
     state = vars(value)
-    return {name: state[name] for name in sorted(state) if name not in COPIED_ATTRIBUTES}
+    kept = state.keys() - COPIED_ATTRIBUTES | own_names(value, state.get("fun"))
+    return {name: state[name] for name in sorted(kept)}
+
+
+def _partial_parts(value: Any) -> dict[str, Any]:
+    own = {f"own {name}": content for name, content in vars(value).items()}
+    return {"func": value.func, "args": value.args, "keywords": value.keywords, **own}
 
 
 def _primitive_parts(primitive: Any) -> dict[str, Any]:
@@ -226,36 +260,166 @@ _SHOWN_AS_TEXT = (
     "disabled_safety_checks",
 )
 
-_PARTS_OF_KIND: dict[str, Callable[[Any], dict[str, Any]]] = {
-    "jit": jit_parts,
-    "custom_jvp": _state_parts,
-    "custom_vjp": _state_parts,
-    "custom_vmap": _state_parts,
-    "ufunc": lambda ufunc: {"name": ufunc.__name__, **ufunc._ufunc__static_props},
-    "primitive": _primitive_parts,
-    "cache": _attributes("__wrapped__"),
-    "tree structure": _tree_parts,
-    "device": _attributes("platform", "id"),
-    "mesh": _mesh_parts,
-    "abstract mesh": _abstract_mesh_parts,
-    "named sharding": _attributes("mesh", "spec", "_memory_kind", "_logical_device_ids"),
-    "single device sharding": _attributes("_device", "_memory_kind"),
-    "partition spec": _spec_parts,
-    "shape": _attributes(
-        "shape", "dtype", "sharding", "_dll", "weak_type", "manual_axis_type", "is_ref"
+# made again ---------------------------------------------------------------------------------------
+
+
+def _jit(value: Any) -> Any:
+    made = (make_jit, (value._fun, jit_options(value)))
+    extras = jit_extras(value)
+    return (*made, extras, None, None, _set_attributes) if extras else made
+
+
+def _reduce_in_two_steps(value: Any) -> Any:
+    """The object before its functions, which may reach it again through their globals."""
+    kept = {name: item for name, item in vars(value).items() if name not in _OMITTED_ATTRIBUTES}
+    return _make_empty, (kind_of(value),), kept, None, None, _set_attributes
+
+
+_OMITTED_ATTRIBUTES = frozenset({"__annotations__", "__doc__", "__type_params__"})
+
+
+def _make_empty(kind: str) -> Any:
+    import jax  # noqa: F401
+
+    module, name = JAX_TYPES[kind]
+    return object.__new__(find_object(module, name))
+
+
+def _set_attributes(value: Any, state: dict[str, Any]) -> None:
+    vars(value).update(state)
+
+
+def _find_device(platform: str, index: int) -> Any:
+    import jax
+
+    try:
+        devices = jax.devices(platform)
+    except RuntimeError:
+        devices = []
+    found = next((device for device in devices if device.id == index), None)
+    if found is not None:
+        return found
+    raise PackingError(
+        f"the function names the device {platform}:{index}, and the server has only "
+        f"{', '.join(f'{device.platform}:{device.id}' for device in jax.devices())}: "
+        "leave the device out, or name one of those"
+    )
+
+
+def _exported(value: Any) -> Any:
+    try:
+        data = bytes(value.serialize(vjp_order=0 if value._get_vjp is None else 1))
+    except ImportError as error:
+        raise PackingError(
+            "a jax.export.Exported travels in serialised form, which needs the package "
+            "flatbuffers: pip install flatbuffers, on both ends"
+        ) from error
+    return _load_exported, (data,)
+
+
+def _load_exported(data: bytes) -> Any:
+    from jax import export
+
+    return export.deserialize(bytearray(data))
+
+
+def _literal_array(value: Any) -> Any:
+    # jax's own `__reduce__` puts a bool in the place of the type, up to 0.11 at least.
+    import numpy
+
+    return type(value), (numpy.asarray(value), aval_of_literal(value))
+
+
+def _partition_spec(value: Any) -> Any:
+    # before jax 0.9 it is pickled by a function that later ones have elsewhere
+    if hasattr(value, "partitions"):
+        return NotImplemented
+    axes = {name: getattr(value, name, None) for name in ("unreduced", "reduced")}
+    axes = {name: each for name, each in axes.items() if each}
+    make: Any = type(value)
+    return (partial(make, **axes) if axes else make), partitions_of(value)
+
+
+def _none() -> None:
+    """In the place of a traceback."""
+
+
+def _refuse(what: str, instead: str) -> Callable[[Any], NoReturn]:
+    def reduce(value: Any) -> NoReturn:
+        raise PackingError(f"{what} ({value!s:.60}) belongs to the process that made it: {instead}")
+
+    return reduce
+
+
+def _make_cache(function: Any) -> Any:
+    import jax  # noqa: F401
+
+    return find_object("jax._src.util", "weakref_lru_cache")(function)
+
+
+class _Kind(NamedTuple):
+    """What objects of one kind are made of, and how they are made again.
+
+    Attributes:
+        parts: by name; None: they have no content.
+        reduce: as `__reduce__`; None: as jax pickles them.
+    """
+
+    parts: Callable[[Any], dict[str, Any]] | None
+    reduce: Callable[[Any], Any] | None = None
+
+
+_STATE = _Kind(_state_parts, _reduce_in_two_steps)
+
+_KINDS: dict[str, _Kind] = {
+    "jit": _Kind(jit_parts, _jit),
+    "custom_jvp": _STATE,
+    "custom_vjp": _STATE,
+    "custom_vmap": _STATE,
+    "ufunc": _Kind(
+        lambda ufunc: {"name": ufunc.__name__, **ufunc._ufunc__static_props}, _reduce_in_two_steps
     ),
-    "abstract array": _attributes(
-        "shape", "dtype", "sharding", "layout", "weak_type", "manual_axis_type", "memory_space"
+    "primitive": _Kind(_primitive_parts, lambda _: NotImplemented),  # its rules go with it
+    "cache": _Kind(_attributes("__wrapped__"), lambda cache: (_make_cache, (cache.__wrapped__,))),
+    "tree structure": _Kind(
+        _tree_parts, lambda structure: (make_structure, (structure_nodes(structure),))
     ),
-    "exported": _exported_parts,
-    "random implementation": lambda impl: impl._asdict(),
-    "key type": _attributes("_impl"),
-    "partial": _attributes("func", "args", "keywords"),
-    "traceback": lambda _: {},
-    "automatic layout": lambda _: {},
-    "closed jaxpr": lambda closed: {"jaxpr": closed.jaxpr, "consts": tuple(closed.consts)},
-    "jaxpr": jaxpr_parts,
-    "literal array": _literal_array_parts,
+    "device": _Kind(
+        _attributes("platform", "id"), lambda device: (_find_device, (device.platform, device.id))
+    ),
+    "mesh": _Kind(_mesh_parts),
+    "abstract mesh": _Kind(_abstract_mesh_parts),
+    "named sharding": _Kind(_attributes("mesh", "spec", "_memory_kind", "_logical_device_ids")),
+    "single device sharding": _Kind(_attributes("_device", "_memory_kind")),
+    "partition spec": _Kind(_spec_parts, _partition_spec),
+    "shape": _Kind(
+        _attributes("shape", "dtype", "sharding", "_dll", "weak_type", "manual_axis_type", "is_ref")
+    ),
+    "abstract array": _Kind(
+        _attributes(
+            *("shape", "dtype", "sharding", "layout", "weak_type", "manual_axis_type"),
+            "memory_space",
+        )
+    ),
+    "exported": _Kind(_exported_parts, _exported),
+    "random implementation": _Kind(lambda impl: impl._asdict()),
+    "key type": _Kind(_attributes("_impl")),
+    "partial": _Kind(_partial_parts),
+    "traceback": _Kind(lambda _: {}, lambda _: (_none, ())),
+    # jax compares it by identity, and pickles a copy
+    "automatic layout": _Kind(
+        lambda _: {}, lambda _: (find_object, ("jax.experimental.layout", "Layout.AUTO"))
+    ),
+    "closed jaxpr": _Kind(lambda closed: {"jaxpr": closed.jaxpr, "consts": tuple(closed.consts)}),
+    "jaxpr": _Kind(jaxpr_parts),
+    "literal array": _Kind(_literal_array_parts, _literal_array),
+    "lowered": _Kind(
+        None, _refuse("a lowered program", "capture the function and let the server lower it")
+    ),
+    "compiled": _Kind(
+        None, _refuse("a compiled program", "capture the function and let the server compile it")
+    ),
+    "tracer": _Kind(None, _refuse("a jax tracer", "pass the value as an argument")),
 }
 
 

@@ -54,7 +54,15 @@ def jit_options(jitted: Any) -> dict[str, Any]:
 
 def jit_extras(jitted: Any) -> dict[str, Any]:
     """Attributes that were set on the jitted function afterwards."""
-    return {name: value for name, value in vars(jitted).items() if name not in _STANDARD_ATTRIBUTES}
+    own = vars(jitted).keys() - _STANDARD_ATTRIBUTES | own_names(jitted, jitted._fun)
+    return {name: value for name, value in vars(jitted).items() if name in own}
+
+
+def own_names(value: Any, function: Any) -> set[str]:
+    """`__name__`, where what is around a function has another one than that; else nothing."""
+    shown, known = vars(value), getattr(function, "__name__", None)
+    is_renamed = isinstance(known, str) and shown.get("__name__", known) != known
+    return {"__name__"} if is_renamed else set()
 
 
 def make_jit(fun: Callable[..., Any], options: dict[str, Any]) -> Any:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import sys
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.packages.installed import content_of, is_local_module
@@ -36,6 +36,31 @@ def bare_object_name(value: object) -> Place | None:
     """
     hints = _installed_places(len(sys.modules)).get(id(value), ())
     return _first([place for place in hints if _has(place, value)])
+
+
+_constant_names: dict[str, tuple[int, dict[int, str]]] = {}
+
+
+def constant_name(value: Any) -> Place | None:
+    """Module and name of an installed constant that is an instance of a class of that module.
+
+    Such as `dataclasses.MISSING`: code compares them by identity.
+    """
+    if type(value) is object:
+        return bare_object_name(value)
+    cls: Any = type(value)
+    home = cls.__module__  # of a class written in C it may be anything
+    content = content_of(home) if type(home) is str and home != "builtins" else {}
+    if not content or is_local_module(home):
+        return None
+    if cls.__reduce_ex__ is not object.__reduce_ex__ or cls.__reduce__ is not object.__reduce__:
+        return None
+    known = _constant_names.get(home)
+    if known is None or known[0] != len(content):
+        names = {id(each): name for name, each in reversed(list(content.items()))}
+        known = _constant_names[home] = (len(content), names)
+    name = known[1].get(id(value))
+    return (home, name) if name and content.get(name) is value else None
 
 
 def own_object_name(value: object) -> Place | None:

@@ -6,8 +6,8 @@ import pickle
 import sys
 from typing import Any
 
+from jaxd_protocol.fingerprint.values.arrays import memory_of
 from jaxd_protocol.fingerprint.values.reductions import (
-    axes_in_memory,
     is_own_array,
     is_own_scalar,
     numpy_base,
@@ -55,15 +55,9 @@ def _numpy_array(numpy: Any, array: Any) -> Any:
     return make_array, (array.dtype, array.shape, *_memory(numpy, array))
 
 
-def _memory(numpy: Any, array: Any) -> tuple[Any, Any]:
-    """The order of the elements, and their bytes, as a view where they are contiguous."""
-    axes = axes_in_memory(array)
-    if axes:
-        array = array.transpose(axes)
-    if not array.flags.c_contiguous:
-        array = numpy.ascontiguousarray(array)
-    flat = array.reshape(-1).view(numpy.ndarray).view(numpy.uint8)
-    return axes or "C", pickle.PickleBuffer(flat)
+def _memory(numpy: Any, array: Any) -> tuple[Any, pickle.PickleBuffer]:
+    order, memory = memory_of(numpy, array)
+    return order, pickle.PickleBuffer(memory)
 
 
 def make_array(dtype: Any, shape: tuple[int, ...], order: Any, data: Any) -> Any:
@@ -72,14 +66,14 @@ def make_array(dtype: Any, shape: tuple[int, ...], order: Any, data: Any) -> Any
     Args:
         dtype: its dtype.
         shape: its shape.
-        order: "C", or `axes_in_memory` of it; "F" in what an older jaxd has packed.
+        order: its axes as they lie in memory, see `memory_of`; text where an older jaxd packed it.
         data: the bytes.
     """
     import numpy
 
     flat: Any = numpy.frombuffer(data, dtype)
-    if isinstance(order, str):
-        return flat.reshape(shape, order=order)
+    if not order or isinstance(order, str):
+        return flat.reshape(shape, order=order or "C")
     return flat.reshape([shape[axis] for axis in order]).transpose(numpy.argsort(order))
 
 

@@ -24,7 +24,7 @@ _MODULES: Final = {
     "jaxd_protocol.fingerprint.data_model": _same("ProcessValues", "Source"),
     "jaxd_protocol.fingerprint.values.configs": _same("ReadConfig", "ReadFlags"),
     "jaxd_protocol.fingerprint.values.reductions": _same(
-        "make_memory", "new_object", "set_own_state", "set_state"
+        "new_object", "set_own_state", "set_state"
     ),
     "jaxd_protocol.fingerprint.values.settings": _same("ReadEnvironment"),
     "jaxd_protocol.fingerprint.values.struct_sequences": _same("make_struct_sequence"),
@@ -33,7 +33,7 @@ _MODULES: Final = {
     "jaxd_protocol.jax_objects.jit_objects": {"jax_jit": "make_jit"},
     "jaxd_protocol.jit.nnx_objects": _same("ObjectParts"),
     "jaxd_protocol.jit.nnx_updates": _same("Updating"),
-    "jaxd_protocol.jax_objects.reducers": {
+    "jaxd_protocol.jax_objects.decomposition": {
         "empty_jax_object": "_make_empty",
         "fill_jax_object": "_set_attributes",
         "jax_device": "_find_device",
@@ -49,6 +49,10 @@ _MODULES: Final = {
     "jaxd_protocol.pickling.unpack.object_tokens": {"kept_object": "find_kept_object"},
     "jaxd_protocol.fingerprint.client_object": {"Live": "ClientObject"},
     "jaxd_protocol.fingerprint.values.instances": _same("ThreadLocal", "thread_local_of"),
+    "jaxd_protocol.fingerprint.values.kinds": _same(
+        *("class_attribute", "make_anew", "make_cached", "make_memory"),
+        *("make_reference", "make_type_variable", "make_weak_method", "standard_stream"),
+    ),
     "jaxd_protocol.jit.nested": _same("nested"),
     "jaxd_protocol.pickling.unpack.archives": _same("add_archive", "find_archived"),
     "jaxd_protocol.pickling.arrays": {
@@ -64,30 +68,12 @@ _MODULES: Final = {
     "jaxd_protocol.pickling.unpack.rebuild": {
         "fill_part": "set_attributes",
         **_same(
-            *("class_attribute", "dead_reference", "fill", "fill_cell"),
-            *(
-                "fill_class",
-                "fill_config",
-                "fill_enum",
-                "fill_function",
-                "fill_instance",
-                "fill_later",
-                "fill_mapping",
-                "fill_primitive",
-            ),
-            *("fill_module", "fill_set", "make_cached", "make_cell", "make_class", "make_code"),
-            *("make_context_variable", "make_enum", "make_event", "make_function"),
-            *(
-                "make_function_in",
-                "make_instance",
-                "make_library_function",
-                "make_mapping",
-                "make_module",
-                "make_primitive",
-            ),
-            *("make_placeholder", "make_reference", "make_type_variable", "make_view"),
-            "make_weak_method",
-            *("namespace_of", "same", "standard_stream"),
+            *("fill", "fill_cell", "fill_class", "fill_config", "fill_enum", "fill_function"),
+            *("fill_instance", "fill_later", "fill_mapping", "fill_module", "fill_primitive"),
+            *("fill_set", "make_cell", "make_class", "make_code", "make_context_variable"),
+            *("make_enum", "make_function", "make_function_in", "make_instance"),
+            *("make_library_function", "make_mapping", "make_module", "make_placeholder"),
+            *("make_primitive", "namespace_of", "same"),
         ),
     },
     "jaxd_protocol.pickling.unpack.pytest_asserts": {"pytest_asserts": ""},

@@ -20,14 +20,14 @@ _SIMPLE_BACK: Final = {ord(tag): value for value, tag in _SIMPLE.items()}
 _LENGTH: Final = struct.Struct("!I")
 _DOUBLE: Final = struct.Struct("!d")
 _COMPLEX: Final = struct.Struct("!dd")
-_TYPES: Final = frozenset({int, float, complex, str, bytes, type(None), bool, type(Ellipsis)})
+ATOM_TYPES: Final = frozenset({int, float, complex, str, bytes, type(None), bool, type(Ellipsis)})
 
 
 def is_literal(value: object) -> bool:
     """Whether `dump_literal` takes the value: exact types only, no subclasses."""
     if type(value) is tuple:
         return all(map(is_literal, value))
-    return type(value) in _TYPES
+    return type(value) in ATOM_TYPES
 
 
 def dump_literal(value: Literal) -> bytes:

@@ -199,7 +199,7 @@ def test_what_is_not_of_jax_is_not_taken_apart(value: Any) -> None:
 WITHOUT_JAX = """
 import json, sys
 from jaxd_protocol.jax_objects.decomposition import array_content, decompose
-from jaxd_protocol.jax_objects.reducers import reduce_jax
+from jaxd_protocol.jax_objects.decomposition import reduce_jax
 from jaxd_protocol.jax_objects.registrations import class_registration
 class Own: pass
 found = [decompose(Own()), array_content(Own()), class_registration(Own)]

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import pytest
 
 from jaxd_protocol.errors import PackingError
+from jaxd_protocol.jax_objects.decomposition import reduce_jax
 from jaxd_protocol.jax_objects.jit_objects import jit_options, jit_parts, make_jit
-from jaxd_protocol.jax_objects.reducers import reduce_jax
 from jaxd_protocol.pickling.pack.arguments import pack
 from jaxd_protocol.pickling.unpack.unpickler import unpack
 from tests.shared.jax_objects.samples_jax import cosine, product, samples, sine, up

@@ -105,6 +105,7 @@ _READERS_BY_ATTRIBUTE: Final[dict[str, Reader]] = {
     "__doc__": "docstrings",
     "__annotations__": "annotations",
     "__orig_bases__": "annotations",
+    "__parameters__": "annotations",
     "__dataclass_fields__": "fields",
     "type": "types",
     "__subclasses__": "subclasses",

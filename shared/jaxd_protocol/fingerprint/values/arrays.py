@@ -8,15 +8,13 @@ from typing import Any, Final
 
 from jaxd_protocol.base.process import IdentityMemo
 from jaxd_protocol.fingerprint.canonical_bytes import digest
-from jaxd_protocol.fingerprint.guards import ARRAY_LIMIT, MISSING
+from jaxd_protocol.fingerprint.guards import ARRAY_LIMIT
 from jaxd_protocol.fingerprint.values import modules
-from jaxd_protocol.fingerprint.values.classes import slot_names
 from jaxd_protocol.fingerprint.values.reductions import (
-    axes_in_memory,
+    guard_own_content,
     is_own_array,
     is_own_scalar,
-    own_attributes,
-    slot_content,
+    own_state,
 )
 from jaxd_protocol.fingerprint.walk import Walk
 from jaxd_protocol.jax_objects.decomposition import array_content
@@ -49,12 +47,12 @@ def emit_array(walk: Walk, value: Any) -> bool:
         walk.nested(value, _own_scalar)
     elif isinstance(value, numpy.generic):
         walk.tag("scalar")
-        walk.text(_dtype(value.dtype))
+        _emit_dtype(walk, value.dtype)
         walk.write(_content(numpy, value))
         walk.part("value", walk.label, value.tobytes(), repr(value))
     elif isinstance(value, numpy.dtype):
         walk.tag("dtype")
-        walk.text(_dtype(value))
+        _emit_dtype(walk, value)
     elif isinstance(value, numpy.ufunc) and _universal_function(walk, numpy, value):
         return True
     elif _jax_array(walk, numpy, value, given):
@@ -64,9 +62,36 @@ def emit_array(walk: Walk, value: Any) -> bool:
     return True
 
 
-def _dtype(dtype: Any) -> str:
+def _emit_dtype(walk: Walk, dtype: Any) -> None:
+    """By its name, and what was attached to it or to the dtype of a field."""
     plain = dtype.names is None and dtype.kind != "V"
-    return str(dtype.str if plain else repr(dtype))
+    walk.text(str(dtype.str if plain else repr(dtype)))
+    if dtype.metadata:
+        walk.tag("metadata")
+        walk.emit(dict(dtype.metadata))
+    inner = [dtype.fields[name][0] for name in dtype.names or ()]
+    for each in (*inner, *(dtype.subdtype or ())[:1]):
+        _emit_dtype(walk, each)
+
+
+def memory_of(numpy: Any, array: Any) -> tuple[tuple[int, ...], Any]:
+    """The axes of an array from the slowest in its memory to the fastest, and its bytes so.
+
+    As numpy's order "K" takes them, for code that asks. No axes: the order is that of C, as that
+    of an array which is the same along an axis. Axes of one entry, which are nowhere in memory,
+    come last.
+    """
+    order = () if array.flags.c_contiguous else _axes_in_memory(array)
+    whole = numpy.ascontiguousarray(array.transpose(order) if order else array)
+    return order, whole.reshape(-1).view(numpy.ndarray).view(numpy.uint8)
+
+
+def _axes_in_memory(array: Any) -> tuple[int, ...]:
+    steps = {axis: abs(array.strides[axis]) for axis in range(array.ndim) if array.shape[axis] > 1}
+    found = sorted(steps, key=lambda axis: -steps[axis])
+    if found == [*steps] or 0 in steps.values():
+        return ()
+    return (*found, *(axis for axis in range(array.ndim) if axis not in steps))
 
 
 def _content(numpy: Any, array: Any) -> bytes:
@@ -76,7 +101,7 @@ def _content(numpy: Any, array: Any) -> bytes:
 
 def _numpy_array(walk: Walk, numpy: Any, array: Any) -> None:
     walk.tag("array")
-    walk.text(_dtype(array.dtype))
+    _emit_dtype(walk, array.dtype)
     walk.text(str(array.shape))
     if array.dtype.hasobject:
         walk.guards.answer(
@@ -84,10 +109,9 @@ def _numpy_array(walk: Walk, numpy: Any, array: Any) -> None:
         )
         walk.nested(array.ravel().tolist(), _objects)
         return
-    axes = axes_in_memory(array)
-    if axes:
-        walk.text(f"order {axes}")
-    content = _content(numpy, array)
+    axes, memory = memory_of(numpy, array)
+    content = digest(memory.data)
+    walk.text(str(axes))
     walk.write(content)
     walk.part("array", walk.label, content, _summary(array.dtype, array.shape))
     if _may_change(array):
@@ -110,14 +134,17 @@ def _own_array(walk: Walk, array: Any) -> None:
     walk.emit_labelled("", type(array))
     masked = getattr(sys.modules.get("numpy.ma"), "MaskedArray", None)
     if masked is None or not isinstance(array, masked):
-        _numpy_array(walk, numpy, numpy.asarray(array, order="A"))
+        plain = array.view(numpy.ndarray)
+        is_sent_so = plain.flags.forc or array.dtype.hasobject
+        _numpy_array(walk, numpy, plain if is_sent_so else numpy.ascontiguousarray(plain))
         if not array.dtype.hasobject:
             walk.guards.array(array)
         _own_attributes(walk, array)
         return
     walk.guards.array(array)
+    walk.text(int(array.flags.fnc))
     for name in ("_data", "_mask", "fill_value"):
-        walk.emit_child(f".{name}", numpy.asarray(getattr(array, name), order="A"))
+        walk.emit_child(f".{name}", numpy.asarray(getattr(array, name), order="C"))
     _own_attributes(walk, array, _MASKED_ATTRIBUTES)
 
 
@@ -137,14 +164,10 @@ def _own_scalar(walk: Walk, value: Any) -> None:
 
 def _own_attributes(walk: Walk, value: Any, known: AbstractSet[str] = frozenset()) -> None:
     walk.guards.instance(value)
-    attributes = own_attributes(value)
-    if attributes is not None:
-        walk.guards.mapping(attributes)
-        walk.guards.answer(lambda: own_attributes(value) is attributes, True)
-    slots = [name for name in slot_names(type(value)) if slot_content(value, name) is not MISSING]
-    for name in slots:
-        walk.guards.attribute(value, name, slot_content(value, name))
-    found = {**(attributes or {}), **{name: slot_content(value, name) for name in slots}}
+    guard_own_content(walk.guards, value)
+    state = own_state(value)
+    attributes, slots = state if type(state) is tuple else (state, {})
+    found = {**(attributes or {}), **slots}
     counted = {name: content for name, content in found.items() if name not in known}
     walk.text(len(counted))
     for name, content in counted.items():

@@ -48,20 +48,20 @@ _ENUM_MACHINERY: Final = frozenset(
         "_use_args_",
         "_member_type_",
         "_value_repr_",
-        "_new_member_",
         "_boundary_",
         "_flag_mask_",
         "_singles_mask_",
         "_all_bits_",
         "_inverted_",
         "__new__",
-        "_generate_next_value_",
-        "__new_member__",
     ]
 )
+"""Attributes that `enum` makes of the members and the boundary."""
 
+_ENUM_HOOKS: Final = frozenset({"_generate_next_value_", "_new_member_", "__new_member__"})
+"""Attributes in which `enum` keeps a function of the class, or one of its own."""
 
-_MEMBER_ATTRIBUTES: Final = {"_value_", "_name_", "__objclass__", "_sort_order_"}
+MEMBER_ATTRIBUTES: Final = frozenset({"__objclass__", "_name_", "_sort_order_", "_value_"})
 
 _HEAP_TYPE: Final = 1 << 9
 """CPython's flag of a class that was not compiled into a library."""
@@ -197,13 +197,25 @@ def _virtual_subclasses(walk: Walk, found: Collection[type]) -> None:
 
 def _is_content(cls: type, name: str) -> bool:
     if isinstance(cls, EnumMeta):
-        return name not in _ENUM_MACHINERY and name not in cls.__members__
+        return is_enum_content(cls, name)
     from jaxd_protocol.fingerprint.values import generated  # as above
 
     if generated.is_left_out(cls, name):
         return False
     slots = vars(cls).get("__slots__", ())
     return name not in ((slots,) if isinstance(slots, str) else tuple(slots))
+
+
+def is_enum_content(cls: EnumMeta, name: str) -> bool:
+    """Whether an attribute of an enum is neither a member nor made of the members."""
+    if name in _ENUM_HOOKS:
+        return _is_made_outside_of_enum(vars(cls)[name])
+    return name not in _ENUM_MACHINERY and name not in cls.__members__
+
+
+def _is_made_outside_of_enum(hook: Any) -> bool:
+    function = getattr(hook, "__func__", hook)
+    return isinstance(function, FunctionType) and function.__globals__["__name__"] != "enum"
 
 
 def _annotations(walk: Walk, cls: type) -> None:
@@ -218,17 +230,12 @@ def _annotations(walk: Walk, cls: type) -> None:
 
 def _members(walk: Walk, cls: type[Enum]) -> None:
     walk.text(len(cls.__members__))
-    boundary = getattr(cls, "_boundary_", None)
-    if boundary is not None:  # what a flag does with bits that have no name
-        walk.text(boundary.name)
-    made_by = vars(cls).get("_new_member_")  # the user's own __new__, where there is one
-    if isinstance(made_by, FunctionType | staticmethod):
-        walk.emit_labelled("", made_by)
+    walk.emit_labelled(f"boundary of {cls.__name__}", getattr(cls, "_boundary_", None))
     for name, member in cls.__members__.items():
         walk.text(name)
         walk.emit_labelled(f"attribute {cls.__name__}.{name}", member._value_)
         walk.guards.mapping(vars(member))
-        for each in sorted(vars(member).keys() - _MEMBER_ATTRIBUTES):
+        for each in sorted(vars(member).keys() - MEMBER_ATTRIBUTES):
             walk.text(each)
             walk.emit_labelled(f"attribute {cls.__name__}.{name}.{each}", vars(member)[each])
 

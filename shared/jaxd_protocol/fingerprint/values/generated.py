@@ -67,8 +67,11 @@ def _without_addresses(schema: Any, known: dict[str, int]) -> Any:
 
 
 def emit_field(walk: Walk, value: Any) -> None:
-    """Appends a field of a class that attrs has made, without its annotation."""
+    """Appends a field of a dataclass, or of a class that attrs has made, without its annotation."""
     walk.tag("field")
     for name in sorted(name for name in type(value).__slots__ if name != "type"):
+        content = getattr(value, name, None)
         walk.text(name)
-        walk.emit_child(f".{name}", getattr(value, name, None))
+        walk.emit_child(
+            f".{name}", getattr(content, "name", None) if name == "_field_type" else content
+        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import MutableSet
@@ -14,16 +13,18 @@ from typing import Any, Final
 
 from jaxd_protocol.fingerprint.canonical_bytes import constant
 from jaxd_protocol.fingerprint.function_wrapper import FunctionWrapper
-from jaxd_protocol.fingerprint.guards import MISSING, Guards
+from jaxd_protocol.fingerprint.guards import MISSING
 from jaxd_protocol.fingerprint.values import generated, mappings, modules, settings
 from jaxd_protocol.fingerprint.values.arrays import emit_array
-from jaxd_protocol.fingerprint.values.classes import emit_by_content, slot_names
+from jaxd_protocol.fingerprint.values.classes import emit_by_content
 from jaxd_protocol.fingerprint.values.reductions import (
     forwards,
+    guard_own_content,
+    kept_names,
     own_attributes,
     reduce_by_content,
     reduce_object,
-    slot_content,
+    set_own_state,
 )
 from jaxd_protocol.fingerprint.values.struct_sequences import (
     emit_struct_sequence,
@@ -33,43 +34,9 @@ from jaxd_protocol.fingerprint.walk import Walk, short_repr
 from jaxd_protocol.jax_objects.decomposition import ObjectParts, decompose
 from jaxd_protocol.jax_objects.names import kind_of, name_of_jax_object
 from jaxd_protocol.jax_objects.registrations import is_own_primitive, rule_tables
-from jaxd_protocol.packages.bare_objects import names_of_bare_object
+from jaxd_protocol.packages.bare_objects import constant_name, names_of_bare_object
 from jaxd_protocol.packages.importable import importable_name
 from jaxd_protocol.packages.installed import is_local_module
-
-_WITHOUT_CONTENT: Final = frozenset(
-    [
-        "_thread.lock",
-        "_thread.RLock",
-        "threading.Condition",
-        "threading.Event",
-        "threading.Semaphore",
-        "threading.BoundedSemaphore",
-        "threading.Barrier",
-        "threading.Thread",
-        "logging.Logger",
-        "logging.RootLogger",
-        "weakref.WeakKeyDictionary",
-        "weakref.WeakValueDictionary",
-        "weakref.WeakSet",
-        "_weakrefset.WeakSet",
-        "concurrent.futures.thread.ThreadPoolExecutor",
-        "unittest.case._Outcome",  # of a test that runs: it leads to all tests of the session
-    ]
-)
-"""Types whose instances count as such: what they hold cannot change a result."""
-
-_FIELD_ATTRIBUTES: Final = [
-    "name",
-    "default",
-    "default_factory",
-    "init",
-    "repr",
-    "hash",
-    "compare",
-    "kw_only",
-    "metadata",
-]
 
 
 class ThreadLocal(threading.local):
@@ -120,9 +87,7 @@ def _emit_instance(walk: Walk, value: Any) -> None:
         settings.emit_environment(walk)
         return
     name = f"{kind.__module__}.{kind.__qualname__}"
-    if type(value) is Field:
-        walk.numbered(value, _field)
-    elif name == "attr._make.Attribute":
+    if type(value) is Field or name == "attr._make.Attribute":
         walk.numbered(value, generated.emit_field)
     elif name == "flax.typing.HashableMapping":
         walk.numbered(value, _flax_mapping)
@@ -130,11 +95,6 @@ def _emit_instance(walk: Walk, value: Any) -> None:
         walk.numbered(value, _context_variable)
     elif isinstance(value, threading.local):
         walk.numbered(value, _thread_local)
-    elif (stream := _stream_name(value)) is not None:
-        walk.tag("stream")  # which notebooks, tests and servers have of other types
-        walk.text(stream)
-    elif name in _WITHOUT_CONTENT:
-        _without_content(walk, name, value)
     else:
         walk.numbered(value, _instance)
 
@@ -148,17 +108,6 @@ def _flax_mapping(walk: Walk, value: Any) -> None:
     walk.tag("flax mapping")
     walk.guards.mapping(items)
     walk.unordered(list(items.items()))
-
-
-def _without_content(walk: Walk, kind: str, value: Any) -> None:
-    """By its type and its name; of an event also whether it is set."""
-    walk.tag("opaque")
-    walk.text(kind)
-    if isinstance(getattr(value, "name", None), str):
-        walk.text(value.name)
-    if isinstance(value, threading.Event):
-        walk.text(int(value.is_set()))
-        walk.guards.answer(value.is_set, value.is_set())
 
 
 def _context_variable(walk: Walk, value: ContextVar[Any]) -> None:
@@ -202,24 +151,6 @@ def _has_content(value: threading.local, content: dict[str, Any]) -> bool:
     return now.keys() == content.keys() and all(now[name] is content[name] for name in content)
 
 
-def _stream_name(value: Any) -> str | None:
-    """Which of the standard streams it is."""
-    found = (
-        name
-        for name in ("stdout", "stderr", "stdin")
-        if value is getattr(sys, name) or value is getattr(sys, f"__{name}__")
-    )
-    return next(found, None)
-
-
-def _field(walk: Walk, value: Field[Any]) -> None:
-    """A field of a dataclass, without its annotation."""
-    walk.tag("field")
-    for name in _FIELD_ATTRIBUTES:
-        walk.emit_child(f".{name}", getattr(value, name))
-    walk.text(value._field_type.name)  # type: ignore[attr-defined]  # noqa: SLF001
-
-
 def _instance(walk: Walk, value: Any) -> None:
     kind = type(value)
     if kind is object and _bare_object(walk, value):
@@ -248,8 +179,12 @@ def _instance(walk: Walk, value: Any) -> None:
     if isinstance(reduced, str) and walk.is_local(kind.__module__):
         reduced = reduce_by_content(value)
     if isinstance(reduced, str):
-        modules.emit_reference(walk, kind.__module__, reduced)
+        home = getattr(value, "__module__", None)  # of a function of Cython its own
+        modules.emit_reference(walk, home if type(home) is str else kind.__module__, reduced)
         return
+    constant_place = constant_name(value)
+    for each in constant_place or ():  # code may ask which one it is
+        walk.text(each)
     _reduced(walk, value, reduced)
 
 
@@ -301,7 +236,7 @@ def _reduced(walk: Walk, value: Any, reduced: tuple[Any, ...]) -> None:
     """Appends what pickle would write: constructor, arguments, state, items, pairs."""
     walk.tag("object")
     kind = type(value)
-    make, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
+    make, arguments, state, items, pairs, setter = (*reduced, None, None, None, None)[:6]
     if mappings.is_its_own_dict(value):
         walk.tag("own dict")
         state = None
@@ -318,6 +253,9 @@ def _reduced(walk: Walk, value: Any, reduced: tuple[Any, ...]) -> None:
     for key, item in pairs or ():
         walk.emit_labelled("", key)
         walk.emit_child(f"[{short_repr(key)}]", item)
+    if setter is not None and setter is not set_own_state:
+        walk.tag("set by")
+        walk.emit_labelled("", setter)
 
 
 def _state(walk: Walk, value: Any, state: Any) -> None:
@@ -360,41 +298,14 @@ def _guard_content(walk: Walk, value: Any) -> None:
     else:
         guards.buffer(value)
     if forwards(type(value)):
-        _guard_own_content(guards, value)
+        guard_own_content(guards, value)
         return
     attributes = getattr(value, "__dict__", None)
     if type(attributes) is dict and mappings.has_own_attributes(value):
         guards.mapping(attributes)
         guards.attribute(value, "__dict__", attributes)
-    for name in _kept_names(type(value)):
+    for name in kept_names(type(value)):
         guards.attribute(value, name, getattr(value, name, MISSING))
-
-
-_SET_IN_C: Final[dict[type, tuple[str, ...]]] = {
-    defaultdict: ("default_factory",),
-    partial: ("func", "args", "keywords"),
-}
-"""Attributes that stand in no `__dict__` and in no slot, and can be set or exchanged."""
-
-
-def _kept_names(cls: type) -> list[str]:
-    """The attributes of an instance that its `__dict__` does not hold."""
-    return slot_names(cls) + [name for base in cls.__mro__ for name in _SET_IN_C.get(base, ())]
-
-
-def _guard_own_content(guards: Guards, value: Any) -> None:
-    """As above, without asking an object that may answer for another one."""
-    attributes = own_attributes(value)
-    if type(attributes) is dict:
-        guards.mapping(attributes)
-        guards.answer(lambda: own_attributes(value) is attributes, True)
-    for name in _kept_names(type(value)):
-        content = slot_content(value, name)
-        guards.answer(partial(_holds, value, name, content), True)
-
-
-def _holds(value: Any, name: str, content: Any) -> bool:
-    return slot_content(value, name) is content
 
 
 def _emit_jax(walk: Walk, value: Any) -> bool:

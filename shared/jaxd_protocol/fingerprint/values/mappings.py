@@ -13,6 +13,7 @@ from typing import Any, Final
 from jaxd_protocol.fingerprint.code.reads import Instruction, Instructions
 from jaxd_protocol.fingerprint.data_model import Step, Steps
 from jaxd_protocol.fingerprint.guards import MISSING
+from jaxd_protocol.fingerprint.values.reductions import find_in_class
 from jaxd_protocol.fingerprint.walk import Walk, short_repr
 
 _LOOKUPS: Final = (dict.__getitem__, dict.get)
@@ -72,7 +73,7 @@ def _looks_up(cls: type, key: Any, method: str) -> bool:
     """Whether that method looks for such a key among the items, and nowhere else."""
     is_path = isinstance(key, str) and not key.isidentifier()  # as `box_dots` has them
     of_library = _is_of_library(cls, method) and not is_path
-    return of_library or _found_in(cls, method) is vars(dict)[method]
+    return of_library or find_in_class(cls, method) is vars(dict)[method]
 
 
 def _may_be_missing(step: Step) -> bool:
@@ -82,7 +83,9 @@ def _may_be_missing(step: Step) -> bool:
 
 def has_own_attributes(value: Any) -> bool:
     """Whether `__dict__` is the dict of an object's attributes; munch has a copy of the items."""
-    return hasattr(value, "__dict__") and type(_found_in(type(value), "__dict__")) is not property
+    return (
+        hasattr(value, "__dict__") and type(find_in_class(type(value), "__dict__")) is not property
+    )
 
 
 def _attributes(value: dict[Any, Any]) -> dict[str, Any]:
@@ -96,20 +99,16 @@ def _item_that_is_read(value: dict[Any, Any], steps: Steps) -> tuple[Any, Steps]
     if kind == "k":
         return (name, ()) if _looks_up(cls, name, "__contains__") else None
     if kind == "i":
-        is_plain = _found_in(cls, "__getitem__") is dict.__getitem__
+        is_plain = find_in_class(cls, "__getitem__") is dict.__getitem__
         return (name, steps[1:]) if is_plain or _is_of_library(cls, "__getitem__") else None
     if kind != "a" or _home_of(cls, "__getattribute__").__module__ not in _PYTHON:
         return None
     if name == "get" and steps[1:2] and steps[1][0] == "c" and _looks_up(cls, steps[1][1], name):
         return steps[1][1], ()
-    if name.startswith("__") or _found_in(cls, name) is not MISSING:
+    if name.startswith("__") or find_in_class(cls, name, MISSING) is not MISSING:
         return None
     is_attribute = is_its_own_dict(value) or name in _attributes(value)
     return (name, steps[1:]) if is_attribute or _looks_items_up(cls) else None
-
-
-def _found_in(cls: type, name: str) -> Any:
-    return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), MISSING)
 
 
 def _home_of(cls: type, name: str) -> type:
@@ -130,12 +129,12 @@ def _can_be_made(cls: type) -> bool:
 
 def _looks_items_up(cls: type) -> bool:
     """Whether `__getattr__` gives the item of that name, and reads no other."""
-    found = _found_in(cls, "__getattr__")
-    if found is MISSING:
+    found = find_in_class(cls, "__getattr__")
+    if found is None:
         return False
     if any(found is each for each in _LOOKUPS) or _is_of_library(cls, "__getattr__"):
         return True
-    plain = all(_found_in(cls, name) is vars(dict)[name] for name in ("__getitem__", "get"))
+    plain = all(find_in_class(cls, name) is vars(dict)[name] for name in ("__getitem__", "get"))
     return plain and isinstance(found, FunctionType) and _only_looks_up(found)
 
 

@@ -14,24 +14,12 @@ from jaxd_protocol.fingerprint.data_model import Reader
 from jaxd_protocol.fingerprint.process_view import is_extension
 from jaxd_protocol.fingerprint.walk import Walk
 
-IGNORED_ATTRIBUTES: Final = frozenset(
-    [
-        "__name__",
-        "__file__",
-        "__doc__",
-        "__package__",
-        "__spec__",
-        "__loader__",
-        "__builtins__",
-        "__cached__",
-        "__path__",
-        "__debug__",
-        "__annotations__",
-        "__annotate__",
-        "__conditional_annotations__",
-    ]
-)
-"""Names in a module that describe its place and not what it does."""
+IGNORED_ATTRIBUTES: Final = frozenset({
+    "__annotate__", "__annotations__", "__builtins__", "__cached__", "__conditional_annotations__",
+    "__debug__", "__doc__", "__file__", "__loader__", "__name__", "__package__", "__path__",
+    "__spec__",
+})  # fmt: skip
+"""Names in a module that describe its place, or its source, and not what it does."""
 
 
 class LazySubmodules:
@@ -234,7 +222,7 @@ def _local_module(walk: Walk, module: ModuleType) -> None:
         return
     walk.tag("module")
     content = vars(module)
-    names = sorted(filter(_is_content, content))
+    names = sorted(content_names(module))
     walk.text(len(names))
     walk.guards.mapping(content)
     for name in names:
@@ -243,9 +231,13 @@ def _local_module(walk: Walk, module: ModuleType) -> None:
         walk.emit_labelled(f"global {name}", found)
 
 
-def _is_content(name: str) -> bool:
-    # pytest puts names with "@py" there for its rewritten asserts
-    return name not in IGNORED_ATTRIBUTES and not name.startswith("@py")
+def content_names(module: ModuleType) -> list[str]:
+    """The names in a module that decide what it does, in their order.
+
+    Not those that begin with "@py", which pytest puts there for its rewritten asserts.
+    """
+    names = [name for name in vars(module) if name not in IGNORED_ATTRIBUTES]
+    return [name for name in names if not name.startswith("@py")]
 
 
 _CLOCKS: Final = frozenset(

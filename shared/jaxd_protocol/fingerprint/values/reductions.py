@@ -8,11 +8,12 @@ of these the class is asked, and their state is what they hold themselves.
 from __future__ import annotations
 
 import copyreg
-import functools
+from collections import defaultdict
+from functools import partial
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, Final
 
-from jaxd_protocol.fingerprint.guards import MISSING
+from jaxd_protocol.fingerprint.guards import MISSING, Guards
 from jaxd_protocol.fingerprint.values.classes import slot_names
 
 
@@ -60,7 +61,7 @@ def sets_state(cls: Any) -> bool:
         cls.__getstate__ is object.__getstate__
         and cls.__reduce_ex__ is object.__reduce_ex__
         and cls.__reduce__ is object.__reduce__
-        and type(_find_method(cls, "__setstate__")) is FunctionType
+        and type(find_in_class(cls, "__setstate__")) is FunctionType
     )
 
 
@@ -79,7 +80,7 @@ def edits_state(cls: Any) -> bool:
         cls.__getstate__ is not object.__getstate__
         and cls.__reduce_ex__ is object.__reduce_ex__
         and cls.__reduce__ is object.__reduce__
-        and _find_method(cls, "__setstate__") is None
+        and find_in_class(cls, "__setstate__") is None
         and is_made_of_python(cls)
         and not forwards(cls)
     )
@@ -164,6 +165,33 @@ def own_state(value: Any) -> Any:
     return (attributes, slots) if slots else attributes
 
 
+def guard_own_content(guards: Guards, value: Any) -> None:
+    """Notices changes of what an object holds, without asking it: it may answer for another one."""
+    attributes = own_attributes(value)
+    if type(attributes) is dict:
+        guards.mapping(attributes)
+        guards.answer(lambda: own_attributes(value) is attributes, True)
+    for name in kept_names(type(value)):
+        content = slot_content(value, name)
+        guards.answer(partial(_holds, value, name, content), True)
+
+
+def _holds(value: Any, name: str, content: Any) -> bool:
+    return slot_content(value, name) is content
+
+
+_SET_IN_C: Final[dict[type, tuple[str, ...]]] = {
+    defaultdict: ("default_factory",),
+    partial: ("func", "args", "keywords"),
+}
+"""Attributes that stand in no `__dict__` and in no slot, and can be set or exchanged."""
+
+
+def kept_names(cls: type) -> list[str]:
+    """The attributes of an instance that its `__dict__` does not hold."""
+    return slot_names(cls) + [name for base in cls.__mro__ for name in _SET_IN_C.get(base, ())]
+
+
 def own_attributes(value: Any) -> dict[str, Any] | None:
     """The `__dict__` of an object, whatever its class makes of that name; None without one."""
     try:
@@ -191,7 +219,7 @@ def new_object(cls: Any, *arguments: Any) -> Any:
 
 def set_state(value: Any, state: Any) -> None:
     """Sets the state of an object without asking it how: it may ask another object in turn."""
-    method = _find_method(type(value), "__setstate__")
+    method = find_in_class(type(value), "__setstate__")
     if method is None:
         set_own_state(value, state)
     else:
@@ -207,48 +235,9 @@ def set_own_state(value: Any, state: Any) -> None:
         object.__setattr__(value, name, content)
 
 
-def _find_method(cls: type, name: str) -> Any:
-    """A method as the class has it, without asking its metaclass; None when there is none."""
-    return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
-
-
-def axes_in_memory(array: Any) -> tuple[int, ...]:
-    """The axes of a numpy array from the slowest in its memory to the fastest, for code that asks.
-
-    As numpy's order "K" takes them; empty where that is their own order, as that of an array which
-    is the same along an axis. Axes of one entry, which are nowhere in memory, come last.
-    """
-    if array.flags.c_contiguous:
-        return ()
-    steps = {axis: abs(array.strides[axis]) for axis in range(array.ndim) if array.shape[axis] > 1}
-    found = sorted(steps, key=lambda axis: -steps[axis])
-    if found == [*steps] or 0 in steps.values():
-        return ()
-    return (*found, *(axis for axis in range(array.ndim) if axis not in steps))
-
-
-_SET_BY_CACHE: Final = frozenset(
-    {*functools.WRAPPER_ASSIGNMENTS, "__wrapped__", "cache_parameters", "__annotate__"}
-)
-
-
-def set_on_cached(cached: Any) -> dict[str, Any]:
-    """What was set on a function under `functools.lru_cache`, by name."""
-    return {name: each for name, each in vars(cached).items() if name not in _SET_BY_CACHE}
-
-
-def make_memory(data: bytes, form: Any, shape: Any) -> memoryview:
-    """A memoryview over these bytes.
-
-    Args:
-        data: of all items.
-        form: the format of each, text as `struct` has it.
-        shape: how many there are on each axis, a tuple.
-
-    Raises:
-        TypeError, ValueError: for a format that Python cannot make, such as one in the other order.
-    """
-    return memoryview(data).cast(form, shape) if data else memoryview(data)
+def find_in_class(cls: type, name: str, default: Any = None) -> Any:
+    """An attribute as a class or its bases have it, without asking the metaclass."""
+    return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), default)
 
 
 def is_own_array(numpy: Any, value: Any) -> bool:

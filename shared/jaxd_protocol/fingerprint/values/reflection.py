@@ -103,6 +103,10 @@ def _label(value: Any) -> str:
     return str(value.__name__)
 
 
+def _docstring_of_module(walk: Walk, module: ModuleType) -> None:
+    walk.emit_labelled(f"docstring {_label(module)}", vars(module).get("__doc__"))
+
+
 def _docstring_of_class(walk: Walk, cls: type) -> None:
     """That of the class itself; what a dataclass makes of defaults without a name has addresses."""
     text = vars(cls).get("__doc__")
@@ -116,6 +120,7 @@ def _annotations_of_function(walk: Walk, function: FunctionType) -> None:
     walk.guards.mapping(raw)
     walk.guards.answer(lambda: raw_annotations(function) is raw, True)
     _contents(walk, function, raw)
+    _signature(walk, function)
     if "hints" not in walk.reach.readers or not any(map(_has_text, raw.values())):
         return
     for name in names_in_annotations(function):
@@ -136,6 +141,7 @@ def _annotations_of_class(walk: Walk, cls: type) -> None:
             "__future__ import annotations' or the quotes."
         )
     _contents(walk, cls, raw if resolved is None else resolved)
+    _signature(walk, cls)
     walk.emit_labelled("", vars(cls).get("__orig_bases__"))
 
 
@@ -144,6 +150,12 @@ def _contents(walk: Walk, value: Any, annotations: Mapping[str, Any]) -> None:
     for name, content in annotations.items():
         walk.text(name)
         walk.emit_labelled(f"annotation {_label(value)}.{name}", content)
+
+
+def _signature(walk: Walk, value: Any) -> None:
+    """The one that was set on it, which `inspect.signature` gives."""
+    shown = vars(value).get("__signature__")
+    walk.emit_labelled("", shown if type(shown) is inspect.Signature else None)
 
 
 def raw_annotations(value: Any) -> dict[str, Any]:
@@ -270,7 +282,11 @@ _EMITTERS: Final[dict[Reader, dict[Any, Callable[[Walk, Any], None]]]] = {
         FunctionType: _qualified_name_of_function,
         type: _attribute("__qualname__"),
     },
-    "docstrings": {FunctionType: _docstring_of_function, type: _docstring_of_class},
+    "docstrings": {
+        FunctionType: _docstring_of_function,
+        type: _docstring_of_class,
+        ModuleType: _docstring_of_module,
+    },
     "annotations": _ANNOTATIONS,
     "hints": _ANNOTATIONS,
     "fields": {type: _field_types},

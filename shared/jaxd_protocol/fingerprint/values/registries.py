@@ -11,6 +11,7 @@ makes.
 from __future__ import annotations
 
 import abc
+import copyreg
 import functools
 import sys
 import weakref
@@ -30,10 +31,12 @@ class Registered(NamedTuple):
     Attributes:
         abstract: installed abstract classes, whose `isinstance` knows it.
         forms: installed functions of `functools.singledispatch`, each with its form for the class.
+        reducers: the function by which `copyreg` has it copied and pickled, if there is one.
     """
 
     abstract: tuple[Any, ...] = ()
     forms: tuple[tuple[Any, Any], ...] = ()
+    reducers: tuple[Any, ...] = ()
 
 
 def registered(cls: type) -> Registered:
@@ -44,6 +47,7 @@ def registered(cls: type) -> Registered:
         tuple(
             sorted((each for each in forms if each[1] is not None), key=lambda form: _name(form[0]))
         ),
+        (copyreg.dispatch_table[cls],) if cls in copyreg.dispatch_table else (),
     )
 
 
@@ -70,12 +74,17 @@ def emit_registered(walk: Walk, cls: type) -> None:
         walk.emit_labelled("", dispatcher)
         walk.emit_labelled(f"attribute {dispatcher.__name__}.registry", form)
         walk.guards.item(dispatcher.registry, cls, form)
+    walk.text(len(found.reducers))
+    for reducer in found.reducers:
+        walk.emit_labelled("global copyreg.dispatch_table", reducer)
+        walk.guards.item(copyreg.dispatch_table, cls, reducer)
 
 
 def stamp() -> tuple[int, ...]:
     """Another value after each registration of a class with anything."""
     forms = sum([len(each.registry) for each in _dispatchers.all()])
-    return abc.get_cache_token(), node_count(), forms  # type: ignore[return-value]
+    reducers = len(copyreg.dispatch_table)
+    return abc.get_cache_token(), node_count(), forms, reducers  # type: ignore[return-value]
 
 
 def _state(cls: type) -> Any:

@@ -41,16 +41,13 @@ from jaxd_protocol.pickling.pack.classes import class_name
 from jaxd_protocol.pickling.pack.function_parts import is_local_function
 from jaxd_protocol.pickling.pack.functions import Packed, dump, pack_function
 from jaxd_protocol.pickling.pack.modules import reduce_archived
-from jaxd_protocol.pickling.pack.pickler import PROTOCOL, Pickler
+from jaxd_protocol.pickling.pack.pickler import Pickler
 from jaxd_protocol.pickling.unpack.content_table import ClassId
 from jaxd_protocol.pickling.unpack.unpickler import intern_callable, intern_class
 
 _MAX_CACHED: Final = 1024
 _MAX_REFUSED: Final = 256
 _MAX_ATTEMPTS: Final = 3
-
-_PICKLED_BY_NAME: Final = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
-"""Types whose objects pickle writes by name, when no other rule applies."""
 
 _CODE_TYPES: Final = frozenset({types.FunctionType, types.MethodType, partial})
 _JITTED_KINDS: Final = frozenset({"jit", "custom_jvp", "custom_vjp", "custom_vmap"})
@@ -131,9 +128,6 @@ class _ArgumentPickler(Pickler):
                 "an argument holds a bare object(), which differs from others only by its "
                 "identity, and on the server it would be another one. Use a member of an enum."
             )
-        if reduced is NotImplemented and not isinstance(value, _PICKLED_BY_NAME):
-            reduce = self.dispatch_table.get(type(value))
-            reduced = value.__reduce_ex__(PROTOCOL) if reduce is None else reduce(value)
         if type(reduced) is tuple:
             makers = [each for each in (reduced[0], *reduced[5:]) if not isinstance(each, type)]
             self._makers.update((id(each), each) for each in makers)

@@ -8,7 +8,6 @@ The members of an enum are made with the class, and completed afterwards.
 from __future__ import annotations
 
 import abc
-import copyreg
 import enum
 from collections import ChainMap
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any, Final
 
 from jaxd_protocol.errors import PackingError
+from jaxd_protocol.fingerprint.values.classes import MEMBER_ATTRIBUTES, is_enum_content
 from jaxd_protocol.fingerprint.values.reflection import resolved_annotations, subclasses_of
 from jaxd_protocol.fingerprint.values.registries import registered, virtual_subclasses
 from jaxd_protocol.jax_objects.names import places_of
@@ -55,13 +55,8 @@ def reduce_class(packer: Packer, cls: type) -> Any:
         return _partial_class(packer, cls, names)
     name = tuple(packer.class_id(cls))
     if issubclass(cls, enum.Enum) and cls.__members__:
-        made: tuple[Any, ...] = rebuild.make_enum, (name, *enum_description(cls))
-        return packer.nested(
-            cls,
-            made,
-            rebuild.fill_enum,
-            lambda: enum_state(cls, _attributes(packer, cls)) | _registered(cls),
-        )
+        made: tuple[Any, ...] = rebuild.make_enum, (name, *_enum_description(cls))
+        return packer.nested(cls, made, rebuild.fill_enum, lambda: _enum_state(packer, cls))
     made = (
         rebuild.make_class,
         (name, type(cls), cls.__name__, cls.__bases__, _creation_attributes(cls)),
@@ -101,7 +96,10 @@ def _creation_attributes(cls: type) -> dict[str, Any]:
 
 
 def _state(packer: Packer, cls: type) -> dict[str, Any]:
-    state: dict[str, Any] = {"attributes": _attributes(packer, cls), **_registered(cls)}
+    state: dict[str, Any] = {"attributes": _attributes(packer, cls)}
+    registrations = registered(cls)
+    if any(registrations):
+        state["registered"] = tuple(registrations)
     if "subclasses" in packer.reach.readers:
         state["subclasses"] = tuple(subclasses_of(cls))
     if isinstance(cls, abc.ABCMeta):
@@ -111,14 +109,7 @@ def _state(packer: Packer, cls: type) -> dict[str, Any]:
     registration = class_registration(cls)
     if registration is not None:
         state["registration"] = registration
-    if cls in copyreg.dispatch_table:
-        state["reduced_by"] = copyreg.dispatch_table[cls]
     return state
-
-
-def _registered(cls: type) -> dict[str, Any]:
-    found = registered(cls)
-    return {"registered": tuple(found)} if any(found) else {}
 
 
 def _attributes(packer: Packer, cls: type) -> dict[str, Any]:
@@ -167,50 +158,31 @@ def _partial_class(packer: Packer, cls: type, names: set[str]) -> Any:
     return packer.nested(cls, made, rebuild.set_attributes, lambda: found)
 
 
-_METACLASS_NAMES: Final = frozenset(
-    (
-        *("__new__", "__new_member__", "_new_member_", "_use_args_", "_generate_next_value_"),
-        *("_member_map_", "_member_names_", "_member_type_", "_value2member_map_", "_value_repr_"),
-        *("_hashable_values_", "_unhashable_values_", "_unhashable_values_map_"),
-        *("_all_bits_", "_boundary_", "_flag_mask_", "_inverted_", "_singles_mask_"),
-    )
-)
-"""Attributes that `enum` computes again from the members."""
-
-_MEMBER_NAMES: Final = frozenset({"__objclass__", "_name_", "_sort_order_", "_value_"})
-
 _PLAIN_CONVERSIONS: Final[Mapping[type, Callable[[Any], Any]]] = {
+    object: lambda _: None,
     int: int.__int__,
     float: float.__float__,
     complex: complex.__complex__,
     str: lambda member: str.__getitem__(member, slice(None)),
     bytes: lambda member: bytes.__getitem__(member, slice(None)),
+    tuple: lambda member: tuple.__getitem__(member, slice(None)),
 }
-"""The plain value of a member of an enum with a data type, whatever its class overrides."""
+"""What a member of an enum with a data type is as that, whatever its class overrides."""
 
 
-def enum_description(cls: type[enum.Enum]) -> tuple[Any, ...]:
+def _enum_description(cls: type[enum.Enum]) -> tuple[Any, ...]:
     """Metaclass, name, bases, members and boundary of an enum."""
-    data_type = getattr(cls, "_member_type_", object)
-    convert = _PLAIN_CONVERSIONS.get(data_type, lambda member: member._value_)
-    members = {label: convert(member) for label, member in cls.__members__.items()}
+    convert = _PLAIN_CONVERSIONS.get(rebuild.data_type_of(cls), lambda member: member._value_)
+    members = {label: (convert(each), each._value_) for label, each in cls.__members__.items()}
     return type(cls), cls.__name__, cls.__bases__, members, getattr(cls, "_boundary_", None)
 
 
-def enum_state(cls: type[enum.Enum], attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """The attributes of an enum that are not its members, and those of its members."""
-    members = cls.__members__
-    kept = {
-        name: value
-        for name, value in attributes.items()
-        if name not in _METACLASS_NAMES and name not in members
+def _enum_state(packer: Packer, cls: type[enum.Enum]) -> dict[str, Any]:
+    """That of a class, without its members, and the attributes of these."""
+    state = _state(packer, cls)
+    own = {name: each for name, each in state["attributes"].items() if is_enum_content(cls, name)}
+    members = {
+        label: {name: vars(each)[name] for name in vars(each) if name not in MEMBER_ATTRIBUTES}
+        for label, each in cls.__members__.items()
     }
-    return {
-        "attributes": kept,
-        "members": {label: _own_attributes(each) for label, each in members.items()},
-    }
-
-
-def _own_attributes(member: enum.Enum) -> dict[str, Any]:
-    attributes = {name: each for name, each in vars(member).items() if name not in _MEMBER_NAMES}
-    return {"_value_": member._value_, **attributes}
+    return {**state, "attributes": own, "members": members}

@@ -7,6 +7,7 @@ from types import CellType, FunctionType
 from typing import Any, Final
 
 from jaxd_protocol.fingerprint.code.reads import facts_of
+from jaxd_protocol.fingerprint.values.modules import IGNORED_ATTRIBUTES
 from jaxd_protocol.fingerprint.values.reflection import names_in_annotations, raw_annotations
 from jaxd_protocol.packages.importable import importable_name
 from jaxd_protocol.packages.installed import is_local_module
@@ -14,10 +15,8 @@ from jaxd_protocol.pickling.code_objects import locate_code
 from jaxd_protocol.pickling.pack.interface import Packer
 from jaxd_protocol.pickling.unpack import pytest_asserts, rebuild
 
-_MODULE_GLOBALS: Final = frozenset(
-    {"__builtins__", "__cached__", "__loader__", "__name__", "__package__", "__path__", "__spec__"}
-)
-"""Globals that the module gets on the server."""
+_NOT_SENT: Final = IGNORED_ATTRIBUTES - {"__doc__", "__file__"}
+"""Globals that the module gets on the server, or that nothing reads there."""
 
 _PYTEST_PREFIX: Final = "@pytest_ar"
 
@@ -77,9 +76,9 @@ def _globals(packer: Packer, function: FunctionType) -> dict[str, Any]:
     archives = packer.reach.archives
     if is_own and archives is not None and archives.name_of(module) is not None:
         return {}
-    names = facts_of(function.__code__).names - _MODULE_GLOBALS
+    names = facts_of(function.__code__).names - _NOT_SENT
     if "hints" in packer.reach.readers:
-        names |= {*names_in_annotations(function)} - _MODULE_GLOBALS
+        names |= {*names_in_annotations(function)} - _NOT_SENT
     found = {name: namespace[name] for name in sorted(names) if name in namespace}
     if _PYTEST_PREFIX in found:
         found[_PYTEST_PREFIX] = pytest_asserts

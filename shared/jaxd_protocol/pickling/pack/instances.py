@@ -14,6 +14,7 @@ from jaxd_protocol.fingerprint.values.classes import slot_names
 from jaxd_protocol.fingerprint.values.mappings import has_own_attributes, is_its_own_dict
 from jaxd_protocol.fingerprint.values.reductions import (
     edits_state,
+    find_in_class,
     forwards,
     is_made_of_python,
     needs_arguments,
@@ -25,12 +26,10 @@ from jaxd_protocol.fingerprint.values.reductions import (
     sets_state,
     slot_content,
 )
-from jaxd_protocol.packages.bare_objects import bare_object_name, object_of_name, own_object_name
+from jaxd_protocol.packages.bare_objects import constant_name, object_of_name, own_object_name
 from jaxd_protocol.packages.importable import importable_name
 from jaxd_protocol.packages.installed import is_local_module
 from jaxd_protocol.pickling.unpack import rebuild
-
-_constant_names: dict[str, tuple[int, dict[int, str]]] = {}
 
 
 def reduce_partial(value: Any, names: set[str], replacements: Mapping[str, Any]) -> Any:
@@ -77,8 +76,7 @@ def reduce_mapping(value: Any, names: set[str] | None) -> Any:
 def _sets_items(cls: Any) -> bool:
     """Whether pickle would give items to a method of a class, and all else is set as it is."""
     return (
-        type(next(vars(base)["__setitem__"] for base in cls.__mro__ if "__setitem__" in vars(base)))
-        is FunctionType
+        type(find_in_class(cls, "__setitem__")) is FunctionType
         and cls.__reduce_ex__ is object.__reduce_ex__
         and cls.__reduce__ in (object.__reduce__, OrderedDict.__reduce__)
         and cls.__getstate__ is object.__getstate__
@@ -113,7 +111,7 @@ def is_plain(cls: type) -> bool:
 
 
 def reduce_own(value: Any) -> Any:
-    """A reduce tuple where pickle's own way would not do; `NotImplemented` for any other object.
+    """A reduce tuple for any other object: what a walk counts of it.
 
     By name, for an `object()` of a module of the user's. By content, for an object of the user's
     own that pickle would write by name: the server lacks its module. With its own state, for one
@@ -124,44 +122,16 @@ def reduce_own(value: Any) -> Any:
     name = own_object_name(value) if cls is object else None
     if name is not None:
         return object_of_name, name
-    if forwards(cls) or needs_arguments(cls) or edits_state(cls) or sets_state(cls):
-        return _reduce_by_state(value)
-    reduce: Any = cls.__reduce__
-    if reduce is object.__reduce__ or not is_local_module(cls.__module__):
-        return NotImplemented
-    return reduce_by_content(value) if type(value.__reduce__()) is str else NotImplemented
-
-
-def _reduce_by_state(value: Any) -> Any:
     reduced = reduce_object(value)
-    if type(reduced) is not str:
-        make, *parts, setter = (*reduced, None, None, None, None)[:6]
-        if make is copyreg.__newobj__:  # type: ignore[attr-defined]
-            make = rebuild.make_instance if needs_arguments(type(value)) else new_object
-        return (make, *parts, setter or set_state)
-    return reduce_by_content(value) if is_local_module(type(value).__module__) else reduced
-
-
-def constant_name(value: Any) -> tuple[str, str] | None:
-    """Module and name of an installed constant that is an instance of a class of that module.
-
-    Such as `dataclasses.MISSING`: code compares them by identity.
-    """
-    if type(value) is object:
-        return bare_object_name(value)
-    cls: Any = type(value)
-    module = sys.modules.get(cls.__module__)
-    if module is None or cls.__module__ == "builtins" or is_local_module(cls.__module__):
-        return None
-    if cls.__reduce_ex__ is not object.__reduce_ex__ or cls.__reduce__ is not object.__reduce__:
-        return None
-    content = vars(module)
-    known = _constant_names.get(cls.__module__)
-    if known is None or known[0] != len(content):
-        names = {id(each): name for name, each in reversed(list(content.items()))}
-        known = _constant_names[cls.__module__] = (len(content), names)
-    name = known[1].get(id(value))
-    return (cls.__module__, name) if name and content.get(name) is value else None
+    if type(reduced) is str:
+        return reduce_by_content(value) if is_local_module(cls.__module__) else reduced
+    is_given_state = forwards(cls) or edits_state(cls) or sets_state(cls)
+    if not (is_given_state or needs_arguments(cls)):
+        return reduced
+    make, *parts, setter = (*reduced, None, None, None, None)[:6]
+    if make is copyreg.__newobj__:  # type: ignore[attr-defined]
+        make = rebuild.make_instance if needs_arguments(cls) else new_object
+    return (make, *parts, setter or set_state)
 
 
 def installed_name(value: Any) -> tuple[str, str] | None:

@@ -10,16 +10,12 @@ from typing import Any, Final
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.data_model import Archive
 from jaxd_protocol.fingerprint.function_wrapper import FunctionWrapper
+from jaxd_protocol.fingerprint.values.modules import content_names
 from jaxd_protocol.packages.installed import is_local_module
 from jaxd_protocol.pickling.names import find, name_of
 from jaxd_protocol.pickling.pack.interface import Packer
 from jaxd_protocol.pickling.unpack import private_modules, rebuild
 from jaxd_protocol.pickling.unpack.archives import find_archived
-
-_MODULE_ATTRIBUTES: Final = frozenset(
-    {"__builtins__", "__cached__", "__file__", "__loader__", "__name__", "__package__", "__path__"}
-    | {"__spec__"}
-)
 
 _EXTENSION_SUFFIXES: Final = tuple(EXTENSION_SUFFIXES)
 
@@ -63,9 +59,8 @@ def _module_arguments(namespace: dict[str, Any], name: str) -> tuple[str, str | 
 def _content(packer: Packer, module: ModuleType) -> dict[str, Any]:
     names = packer.names_of_module(module)
     if names is None:
-        content = [name for name in vars(module) if name not in _MODULE_ATTRIBUTES]
-        own = [name for name in content if not name.startswith("@py")]
-        found = {name: packer.value_or_placeholder(vars(module)[name]) for name in own}
+        every = [*content_names(module), *vars(module).keys() & {"__doc__"}]
+        found = {name: packer.value_or_placeholder(vars(module)[name]) for name in every}
         return found | _lazy(packer, module, vars(module).get("__getattr__"))
     found = {name: _attribute(module, name) for name in sorted(names)}
     kept = {name: value for name, value in found.items() if value is not _missing}

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import copyreg
 import io
 import pickle
 import sys
+import threading
 import types
-import weakref
-from collections import ChainMap, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
+from contextvars import ContextVar
 from functools import partial
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from jaxd_protocol.fingerprint import content_id
 from jaxd_protocol.fingerprint.canonical_bytes import digest
 from jaxd_protocol.fingerprint.data_model import ReachedObjects
+from jaxd_protocol.fingerprint.values.instances import ThreadLocal
+from jaxd_protocol.fingerprint.values.kinds import reduce_kind
 from jaxd_protocol.fingerprint.values.struct_sequences import reduce_struct_sequence
-from jaxd_protocol.jax_objects.reducers import reduce_jax
+from jaxd_protocol.jax_objects.decomposition import reduce_jax
+from jaxd_protocol.packages.bare_objects import constant_name
 from jaxd_protocol.packages.importable import find_object, importable_name
 from jaxd_protocol.packages.installed import OWN_PACKAGES, is_local_module
 from jaxd_protocol.pickling import names
@@ -27,7 +30,6 @@ from jaxd_protocol.pickling.code_objects import code_arguments
 from jaxd_protocol.pickling.pack.classes import class_name, reduce_class, reduce_primitive
 from jaxd_protocol.pickling.pack.function_parts import reduce_function
 from jaxd_protocol.pickling.pack.instances import (
-    constant_name,
     is_plain,
     reduce_config,
     reduce_mapping,
@@ -41,7 +43,6 @@ from jaxd_protocol.pickling.pack.modules import (
     reduce_unnamed_namespace,
     refuse_compiled_object,
 )
-from jaxd_protocol.pickling.pack.stdlib import DISPATCH, reduce_per_process
 from jaxd_protocol.pickling.unpack import rebuild
 from jaxd_protocol.pickling.unpack.content_table import ClassId
 from jaxd_protocol.pickling.unpack.private_modules import PrivateModules
@@ -76,8 +77,6 @@ class Pickler(pickle.Pickler):
         installed: callables and classes that arguments hold, by the name under which each is
             imported; not those that only make other objects.
     """
-
-    dispatch_table: ClassVar[Any] = ChainMap(copyreg.dispatch_table, DISPATCH)  # type: ignore[misc]
 
     def __init__(
         self,
@@ -161,11 +160,13 @@ class Pickler(pickle.Pickler):
 
     def _reduce_other(self, value: Any) -> Any:
         refuse_compiled_object(value)
+        reduced = reduce_kind(value, self.blob)
+        if reduced is not NotImplemented:
+            return reduced
         ways = (
             reduce_array,
             reduce_jax,
             partial(reduce_primitive, self),
-            reduce_per_process,
             reduce_struct_sequence,
             reduce_config,
         )
@@ -324,26 +325,24 @@ def _reduce_cell(pickler: Pickler, cell: types.CellType) -> Any:
     return rebuild.same, (pickler.cell(cell),), content, None, None, rebuild.fill_cell
 
 
-def _reduce_weak_reference(pickler: Pickler, reference: weakref.ref[Any]) -> Any:
-    value = reference()
-    if value is None:
-        return rebuild.dead_reference, ()
-    return rebuild.make_reference, (pickler.blob, value)
+def _reduce_context_variable(_: Pickler, variable: ContextVar[Any]) -> Any:
+    try:
+        return rebuild.make_context_variable, (variable.name, variable.get())
+    except LookupError:
+        return ContextVar, (variable.name,)
 
 
-def _reduce_weak_method(pickler: Pickler, reference: Any) -> Any:
-    method = reference()
-    if method is None:
-        return rebuild.dead_reference, ()
-    return rebuild.make_weak_method, (pickler.blob, method)
+def _reduce_thread_local(_: Pickler, value: threading.local) -> Any:
+    return ThreadLocal, (vars(value),)
 
 
 _SPECIAL: Final[dict[type, Callable[[Pickler, Any], Any]]] = {
     types.FunctionType: reduce_function,
     types.CodeType: lambda _, code: (rebuild.make_code, code_arguments(code)),
     types.CellType: _reduce_cell,
-    weakref.ref: _reduce_weak_reference,
-    weakref.WeakMethod: _reduce_weak_method,
+    ContextVar: _reduce_context_variable,
+    threading.local: _reduce_thread_local,
+    ThreadLocal: _reduce_thread_local,
     _PrivateModulesMark: lambda _, mark: (PrivateModules, ()),
     UnnamedNamespace: reduce_unnamed_namespace,
 }

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import abc
 import copyreg
-import functools
 import importlib
 import inspect
 import sys
-import threading
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
-from types import CellType, CodeType, FunctionType, ModuleType, SimpleNamespace
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any, NoReturn
 
 from jaxd_protocol.errors import PackingError
@@ -127,16 +124,6 @@ def fill_later(value: Any, filler: Filler, state: Any) -> None:
     filler(value, state)
 
 
-def class_attribute(cls: type, name: str) -> Any:
-    """An entry of the namespace of a class, such as the descriptor of a slot."""
-    return vars(cls)[name]
-
-
-def make_cached(wrapped: Callable[..., Any], maxsize: int | None, typed: bool) -> Any:
-    """A function under `functools.lru_cache`, with nothing in its cache."""
-    return functools.lru_cache(maxsize, typed)(wrapped)
-
-
 def make_instance(cls: type) -> Any:
     """An object without attributes."""
     if inspect.isabstract(cls):  # its client has one: the missing methods were not sent
@@ -188,54 +175,6 @@ def fill_set(value: set[Any], items: Iterable[Any]) -> None:
     value.update(items)
 
 
-def make_view(kind: str, items: Iterable[Any]) -> Any:
-    """The `keys`, `values` or `items` of a dict."""
-    if kind == "items":
-        return dict(items).items()
-    if kind == "keys":
-        return dict.fromkeys(items).keys()
-    return dict(enumerate(items)).values()
-
-
-def make_reference(blob: PrivateModules, value: Any) -> Any:
-    """A weak reference to an object that lives as long as the function."""
-    blob.kept.append(value)
-    return weakref.ref(value)
-
-
-def make_weak_method(blob: PrivateModules, method: Any) -> Any:
-    """A weak reference to a bound method, of an object that lives as long as the function."""
-    blob.kept.append(method)
-    return weakref.WeakMethod(method)
-
-
-def dead_reference() -> Any:
-    """A weak reference to nothing."""
-    return weakref.ref(set())
-
-
-def standard_stream(name: str) -> Any:
-    """`sys.stdout` or `sys.stderr` of this process."""
-    return getattr(sys, name)
-
-
-def make_event(is_set: bool) -> threading.Event:
-    """An event."""
-    event = threading.Event()
-    if is_set:
-        event.set()
-    return event
-
-
-def make_type_variable(
-    kind: Any, positional: tuple[Any, ...], keywords: dict[str, Any], module: str
-) -> Any:
-    """A type variable of the user's own."""
-    variable = kind(*positional, **keywords)
-    variable.__module__ = module
-    return variable
-
-
 def make_class(
     name: tuple[bytes, str, str],
     metaclass: type,
@@ -261,19 +200,22 @@ def _fill_class(cls: type, state: dict[str, Any]) -> None:
         abc.ABCMeta.register(cls, other)  # type: ignore[arg-type]
     _register(cls, *state.get("registered", ()))
     set_attributes(cls, state["attributes"])
-    if "reduced_by" in state:
-        copyreg.pickle(cls, state["reduced_by"])
     finish_class(cls, state.get("registration"))
 
 
 def _register(
-    cls: type, abstract: Iterable[type] = (), forms: Iterable[tuple[Any, Any]] = ()
+    cls: type,
+    abstract: Iterable[type] = (),
+    forms: Iterable[tuple[Any, Any]] = (),
+    reducers: Iterable[Any] = (),
 ) -> None:
     """Registers a class with what is installed, as `values.registries` found it at the client."""
     for each in abstract:
         abc.ABCMeta.register(each, cls)  # type: ignore[arg-type]
     for dispatcher, form in forms:
         dispatcher.register(cls, form)
+    for reducer in reducers:
+        copyreg.pickle(cls, reducer)
 
 
 def make_primitive(name: tuple[bytes, str, str], kind: type) -> Any:
@@ -298,47 +240,62 @@ def make_enum(
     metaclass: type,
     short_name: str,
     bases: tuple[type, ...],
-    members: dict[str, Any],
+    members: dict[str, tuple[Any, Any]],
     boundary: Any,
 ) -> type:
-    """The known enum of that id, or a new one with only its members."""
+    """The known enum of that id, or a new one with only its members.
+
+    Each has what it is as an object of the data type, and its value. No code of the user's that
+    makes members runs again.
+    """
     identity = ClassId(*name)
 
     def make() -> type:
         meta: Any = next(base for base in metaclass.__mro__ if base.__module__ == "enum")
         content = meta.__prepare__(short_name, bases)
-        own = {"__module__": identity.module, "__qualname__": identity.qualname}
+        own: dict[str, Any] = {"__module__": identity.module, "__qualname__": identity.qualname}
+        own |= {"__new__": _make_member, "__init__": _leave}
         for label, value in {**own, **members}.items():
             content[label] = value
         more = {} if boundary is None else {"boundary": boundary}
-        made: type = meta.__new__(metaclass, short_name, bases, content, **more)
-        return made
+        made: Any = meta.__new__(metaclass, short_name, bases, content, **more)
+        for each in ("__init__", "__new_member__"):
+            type.__delattr__(made, each)
+        type.__setattr__(made, "_new_member_", made._member_type_.__new__)
+        return made  # type: ignore[no-any-return]
 
     return content_table.class_of(identity, make)
 
 
+def _make_member(cls: Any, *pair: Any) -> Any:
+    data, value = pair if len(pair) == 2 else pair[0]
+    kind: Any = data_type_of(cls)
+    member = kind.__new__(cls) if kind is object else kind.__new__(cls, data)
+    member._value_ = value
+    return member
+
+
+def _leave(*_: Any) -> None:
+    """Members get their attributes later."""
+
+
+def data_type_of(cls: Any) -> type:
+    """The type of Python's own that members of an enum are derived from."""
+    bases = getattr(cls, "_member_type_", object).__mro__
+    return next(
+        base for base in bases if isinstance(vars(base).get("__new__"), BuiltinFunctionType)
+    )
+
+
 def fill_enum(cls: Any, state: dict[str, Any]) -> None:
-    """Completes an enum that was made in this unpacking; any other stays as it is."""
+    """As `fill_class`, with the attributes of the members."""
     content_table.fill_once(cls, lambda: _fill_enum(cls, state))
 
 
 def _fill_enum(cls: Any, state: dict[str, Any]) -> None:
-    set_attributes(cls, state["attributes"])
-    _register(cls, *state.get("registered", ()))
+    _fill_class(cls, state)
     for label, attributes in state["members"].items():
-        member = cls._member_map_[label]
-        if member._value_ != attributes["_value_"]:
-            _change_value(cls, member, attributes["_value_"])
-        vars(member).update(attributes)
-
-
-def _change_value(cls: Any, member: Any, value: Any) -> None:
-    """Sets the value of a member where `__new__` of the enum gave it another one."""
-    known = cls._value2member_map_
-    for old, found in list(known.items()):
-        if found is member:
-            del known[old]
-    known[value] = member
+        vars(cls._member_map_[label]).update(attributes)
 
 
 class Placeholder:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import copyreg
 import dataclasses
+import fractions
 import logging
 import sys
 import threading
@@ -244,3 +245,20 @@ def test_a_hook_that_fails_later_is_a_change() -> None:
     guards = walk_of([hooked]).guards
     del hooked.manifest
     assert not guards.hold()
+
+
+def test_which_constant_of_a_library_it_is_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It travels by its name, and code compares it by identity."""
+    cls = type("Sentinel", (), {"__module__": "fractions"})
+    for name, value in (("Sentinel", cls), ("ONE", cls()), ("TWO", cls())):
+        monkeypatch.setattr(fractions, name, value, raising=False)
+    one, two = vars(fractions)["ONE"], vars(fractions)["TWO"]
+    assert digest_of([one]) == digest_of([one]) != digest_of([two])
+
+
+def test_a_function_of_an_extension_counts_with_its_own_module() -> None:
+    """Its type says nothing of that: Cython makes one for all."""
+    cls: Any = type("function", (), {"__module__": "fractions", "__reduce__": lambda _: "run"})
+    one, two = cls(), cls()
+    one.__module__, two.__module__ = "decimal", "numbers"
+    assert digest_of([one]) == digest_of([one]) != digest_of([two])

@@ -1,4 +1,4 @@
-"""Locks, streams, views and other objects that pickle refuses."""
+"""What each kind of Python's own objects is made of counts, and arrives."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ import typing
 import weakref
 from typing import Any
 
+import numpy as np
 import pytest
 
+from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint import walk
+from jaxd_protocol.fingerprint.values.kinds import reduce_kind
 from jaxd_protocol.pickling.pack.arguments import pack
 from jaxd_protocol.pickling.pack.functions import pack_function
-from jaxd_protocol.pickling.pack.stdlib import reduce_per_process
 from jaxd_protocol.pickling.unpack.unpickler import unpack, unpack_function
 from tests.ids import stable_id
+from tests.shared.fingerprint.defining import digest_of, walk_of
 from tests.shared.pickling.processes import round_trip
 
 
@@ -111,7 +114,8 @@ def test_what_belongs_to_other_objects_is_made_anew() -> None:
 
 
 class Kept:
-    pass
+    def method(self) -> None:
+        """Does nothing."""
 
 
 KEPT = Kept()
@@ -128,7 +132,7 @@ def test_standard_streams_are_those_of_the_server() -> None:
     """Other files are refused."""
     assert sent(sys.stdout) is sys.stdout
     assert sent(sys.stderr) is sys.stderr
-    assert reduce_per_process(object()) is NotImplemented
+    assert reduce_kind(object(), None) is NotImplemented
 
 
 @functools.lru_cache(maxsize=7, typed=True)
@@ -183,6 +187,96 @@ def test_descriptors_are_those_of_their_class() -> None:
     """They belong to it."""
     assert sent(type.__dict__["__dict__"]) is type.__dict__["__dict__"]
     assert sent(object.__init__) is object.__init__
+
+
+class Logging(logging.Logger):
+    """As absl has one."""
+
+
+def memory_of(shape: tuple[int, ...], dtype: str) -> memoryview:
+    """That of an array of zeros."""
+    array: Any = np.zeros(shape, dtype)
+    return memoryview(array)
+
+
+PAIRS: dict[str, tuple[Any, Any]] = {
+    "property": (property(abs), property(abs, len)),  # type: ignore[arg-type]
+    "text of a property": (property(abs), property(abs, doc="its own")),
+    "static method": (staticmethod(abs), staticmethod(len)),
+    "class method": (classmethod(abs), classmethod(len)),  # type: ignore[arg-type]
+    "cached property": (functools.cached_property(abs), functools.cached_property(len)),
+    "cache": (functools.lru_cache(8)(abs), functools.lru_cache(9)(abs)),
+    "types in a cache": (functools.lru_cache(abs), functools.lru_cache(typed=True)(abs)),
+    "slice": (slice(1, 2), slice(1, 2, 3)),
+    "keys": ({"a": 1}.keys(), {"b": 1}.keys()),
+    "values": ({"a": 1}.values(), {"a": 2}.values()),
+    "read-only view": (types.MappingProxyType({1: 2}), types.MappingProxyType({1: 3})),
+    "kind of view": (
+        types.MappingProxyType({1: 2}),
+        types.MappingProxyType(collections.OrderedDict({1: 2})),
+    ),
+    "memory": (memoryview(b"abcd"), memoryview(b"abcd").cast("i")),
+    "memory without items": (
+        memory_of((0, 2), "i2"),
+        memory_of((0, 2), "i4"),
+    ),
+    "shape of memory": (memoryview(b"abcd"), memoryview(b"abcd").cast("B", (2, 2))),
+    "writable memory": (memoryview(b"ab"), memoryview(bytearray(b"ab"))),
+    "descriptor": (vars(str)["upper"], vars(str)["lower"]),
+    "class of a descriptor": (vars(str)["upper"], vars(bytes)["upper"]),
+    "logger": (logging.getLogger("a"), logging.getLogger("b")),
+    "stream": (sys.stdout, sys.stderr),
+    "logger of a class of its own": (Logging("a"), Logging("b")),
+    "type variable": (typing.TypeVar("T"), typing.TypeVar("T", bound=int)),
+    "parameters": (typing.ParamSpec("P"), typing.ParamSpec("Q")),
+    "reference": (weakref.ref(KEPT), weakref.ref(Kept)),
+    "dead reference": (weakref.ref(Kept()), weakref.ref(KEPT)),
+    "dead method": (weakref.WeakMethod(Kept().method), weakref.ref(Kept())),
+}
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_what_counts_of_an_object_arrives(pair: str) -> None:
+    """Two of a kind are told apart, also where they have arrived."""
+    one, other = PAIRS[pair]
+    assert digest_of([one]) == digest_of([one]) != digest_of([other])
+    assert digest_of([sent(one)]) == digest_of([one])
+    assert digest_of([sent(other)]) == digest_of([other])
+
+
+def test_memory_in_a_format_that_python_cannot_make_is_like_no_other() -> None:
+    """It arrives as what says so where it is used."""
+    memory = memory_of((2,), ">i4")
+    (found,) = walk_of([memory]).fingerprint.unshared
+    assert found.reason == "its items have the format >i"
+    with pytest.raises(PackingError, match="format >i"):
+        pack(memory, "it")
+    assert sent(memory_of((0, 2), "i2")).tolist() == []
+
+
+def test_what_was_set_on_a_cached_function_arrives() -> None:
+    """It may lead back to the function."""
+    made = functools.lru_cache(abs)
+    plain = digest_of([made])
+    made.itself, made.rate = made, 3  # type: ignore[attr-defined]
+    found = sent(made)
+    assert found.itself is found
+    assert found.rate == 3
+    assert digest_of([found]) == digest_of([made]) != plain
+
+
+def test_a_cached_function_that_shows_another_one_is_refused() -> None:
+    """Which one it calls cannot be seen."""
+    made = functools.lru_cache(abs)
+    functools.update_wrapper(made, len)
+    with pytest.raises(PackingError, match="__wrapped__"):
+        digest_of([made])
+
+
+def test_which_object_a_cache_is_counts() -> None:
+    """Each remembers what it has been called with."""
+    one, other = functools.lru_cache(abs), functools.lru_cache(abs)
+    assert digest_of([one, one]) != digest_of([one, other])
 
 
 T = typing.TypeVar("T", bound=int)
