@@ -260,8 +260,6 @@ class ValueStore:
             if not owner.values and not owner.batches:
                 self._sessions.discard(owner)
         del gone  # as above
-        if self.snapshots is not None:
-            self.snapshots.leave(owner)
 
     def end(self, owner: SessionValues) -> None:
         """Drops all values of a session, which is over."""
@@ -272,6 +270,8 @@ class ValueStore:
             gone = self._take_out(owner, (*spans, *(range(i, i + 1) for i in list(owner.values))))
             self._sessions.discard(owner)
         del gone  # as above
+        if self.snapshots is not None:
+            self.snapshots.leave(owner)
 
     def _take_out(self, owner: SessionValues, spans: Iterable[range]) -> object:
         arrays, values, nbytes = owner.take_out(spans)

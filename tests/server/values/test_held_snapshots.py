@@ -122,6 +122,24 @@ def test_those_of_a_client_that_is_gone_make_room(tmp_path: Path) -> None:
         held.read(again, SECRET, 0)
 
 
+def test_a_client_is_gone_when_its_session_is_over(tmp_path: Path) -> None:
+    """And not when it drops arrays, as each loop does; what it has left is removed in time."""
+    clock = Clock()
+    store = ValueStore(snapshots=held_in(tmp_path, clock=clock))
+    own = SessionValues("uid:1")
+    held = store.snapshots
+    assert held is not None
+    write(held, own, 0)
+    store.drop(own, [range(1 << 40, 1 + (1 << 40))])
+    clock.now += ABANDONED_S + 1
+    store.poll()
+    assert [*tmp_path.iterdir()]
+    store.end(own)
+    clock.now += ABANDONED_S + 1
+    store.poll()
+    assert not [*tmp_path.iterdir()]
+
+
 def test_what_nobody_asks_for_is_removed_after_an_hour(tmp_path: Path) -> None:
     """Of clients that the worker before has had, an hour after its end."""
     held_in(tmp_path).write(SessionValues("uid:1"), SECRET, 0, b"", DATA)
