@@ -31,6 +31,7 @@ _COUNT: Final = struct.Struct("!Q")
 _ALIGNMENT: Final = 64
 _PAGE: Final = 4096
 _MOST_FILES: Final = 4096
+_MOST_NUMBER: Final = 1 << 63
 
 
 class HeldSnapshots:
@@ -167,6 +168,8 @@ class HeldSnapshots:
             self._sessions[owner] += 1
 
     def _path(self, owner: str, number: int) -> str:
+        if type(number) is not int or not 0 <= number < _MOST_NUMBER:
+            raise ProtocolError("the client numbers its snapshots in a way that is not known.")
         return os.path.join(self._folder, f"{owner}-{number}")
 
     def _names(self) -> list[str]:
@@ -246,16 +249,22 @@ def _created(path: str, nbytes: int) -> int:
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     except FileExistsError as error:
         raise ProtocolError("there is a snapshot of that number.") from error
+    except OSError as error:  # somebody has removed the folder
+        raise _no_room(path, nbytes, error) from error
     try:
         os.posix_fallocate(descriptor, 0, nbytes)
     except OSError as error:
         os.close(descriptor)
         _remove(path)
-        raise LimitExceeded(
-            f"{os.path.dirname(path)} has no room for a snapshot of {nbytes:,} bytes "
-            f"({error.strerror}). Give it more, or save checkpoints: jaxd.save(state, path)."
-        ) from error
+        raise _no_room(path, nbytes, error) from error
     return descriptor
+
+
+def _no_room(path: str, nbytes: int, error: OSError) -> LimitExceeded:
+    return LimitExceeded(
+        f"{os.path.dirname(path)} has no room for a snapshot of {nbytes:,} bytes "
+        f"({error.strerror}). Give it more, or save checkpoints: jaxd.save(state, path)."
+    )
 
 
 def _write(descriptor: int, data: memoryview, start: int) -> None:

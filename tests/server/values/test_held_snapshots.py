@@ -98,6 +98,26 @@ def test_a_file_system_without_room_is_a_limit(
     assert not [*tmp_path.iterdir()]
 
 
+def test_without_its_folder_there_is_no_room(tmp_path: Path) -> None:
+    """Who has removed it, such as systemd at the end of a login, leaves snapshots to clients."""
+    with pytest.raises(LimitExceeded, match="No such file"):
+        write(held_in(tmp_path / "gone"), SessionValues("uid:1"), 0)
+
+
+@pytest.mark.parametrize("number", ["1", "1/../x", -1, 1 << 70, True, None])
+def test_a_number_that_is_none_names_no_file(tmp_path: Path, number: Any) -> None:
+    """Whatever a client says."""
+    held, own = held_in(tmp_path), SessionValues("uid:1")
+    for ask in (
+        lambda: write(held, own, number),
+        lambda: held.read(own, SECRET, number),
+        lambda: held.remove(own, SECRET, (number,)),
+    ):
+        with pytest.raises(ProtocolError, match="numbers its snapshots"):
+            ask()
+    assert not [*tmp_path.iterdir()]
+
+
 def test_those_of_a_client_that_is_gone_make_room(tmp_path: Path) -> None:
     """Not while it may come back, and not while it has a session."""
     clock = Clock()
