@@ -234,10 +234,12 @@ class AbandonedWork:
     def _left_builds(self) -> list[tuple[Build, float]]:
         now, left = time.monotonic(), []
         for one, since in self._builds.copy().items():
-            if one.future.done() or not one.is_abandoned:
-                self._builds.pop(one, None)
-            else:
+            if _is_left(one):
                 left.append((one, now - since))
+                continue
+            self._builds.pop(one, None)
+            if _is_left(one):  # again, and it may have been added before that
+                self._builds.setdefault(one, now)
         return left
 
     def poll(self) -> None:
@@ -275,6 +277,10 @@ class AbandonedWork:
         _log(name, does, age, "the worker is replaced")
         self._admission.replace()
         self._replace([f"{name} {does} although it was cancelled"])
+
+
+def _is_left(build: Build) -> bool:
+    return build.is_abandoned and not build.future.done()
 
 
 _BUILDING = {"phase": "building", "waited_s": 0.0}

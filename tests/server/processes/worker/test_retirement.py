@@ -320,6 +320,27 @@ def test_one_that_ends_in_time_is_forgotten(scenario: Scenario) -> None:
     assert (scenario.replaced, scenario.logged) == ([], [])
 
 
+def test_a_build_that_is_left_again_while_it_is_looked_at_stays_known(scenario: Scenario) -> None:
+    """Its last call was cancelled just after it was found to have one."""
+
+    class LeftAgain(Build):
+        looks = 0
+
+        @property
+        def is_abandoned(self) -> bool:  # type: ignore[override]
+            self.looks += 1
+            if self.looks == 1:
+                scenario.left.add(self)
+            return self.looks > 1
+
+        @is_abandoned.setter
+        def is_abandoned(self, _: bool) -> None: ...
+
+    scenario.left.add(LeftAgain())
+    scenario.poll(1.0)
+    assert len(scenario.left.rows()) == 1
+
+
 def test_a_compilation_goes_on(scenario: Scenario) -> None:
     """Only said."""
     build = scenario.build()
