@@ -250,12 +250,15 @@ class TenantManager:
 
     async def stop_if_unneeded(self) -> str:
         """As of a `Supervisor`: one worker after the other, until one of them is needed."""
-        for who, one in list(self._workers.items()):
+        while True:
+            left = (w for w in self._workers.items() if not w[1].supervisor.is_stopping)
+            who, one = next(left, ("", None))
+            if one is None:  # also of those who came while others were asked
+                self.stop()
+                return ""
             refusal = await one.supervisor.stop_if_unneeded()
             if refusal:
                 return f"{who}: {printable(refusal)}"
-        self.stop()
-        return ""
 
     async def restart(self, *, force: bool = False) -> dict[str, Any]:
         """Replaces all running workers; see `RollingRestart.restart`."""

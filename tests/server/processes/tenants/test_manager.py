@@ -463,6 +463,28 @@ async def closed(crew: TenantManager) -> None:
     await asyncio.gather(*(one.task for one in crew._workers.values() if one.task))
 
 
+def test_who_comes_while_others_are_asked_is_asked_too(
+    crew: TenantManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stop that may lose nothing would end the worker of that one, with its arrays."""
+
+    async def asked(post: Supervisor) -> str:
+        if "account:late" in crew._workers:
+            return "it holds arrays"
+        crew._worker_for("account:late", "t")
+        post.stop()
+        return ""
+
+    async def play() -> None:
+        crew._worker_for("account:early", "t")
+        monkeypatch.setattr(Supervisor, "stop_if_unneeded", asked)
+        assert await crew.stop_if_unneeded() == "account:late: it holds arrays"
+        assert not crew.is_stopping
+        await closed(crew)
+
+    asyncio.run(play())
+
+
 def test_who_has_not_come_for_long_has_no_place_but_gets_one(
     crew: TenantManager, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
