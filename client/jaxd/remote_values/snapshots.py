@@ -85,8 +85,8 @@ class RecoverableStore(Protocol):
     def hold(self, arrays: Sequence[RemoteArray], number: int) -> str:
         """Has the server keep a snapshot of arrays that are computed; the secret of it."""
 
-    def unhold(self, *numbers: int) -> None:
-        """Tells the server which snapshots can go; all where no number is given."""
+    def unhold_soon(self, number: int) -> None:
+        """A snapshot of the server can go; also during garbage collection."""
 
     def tell_kept(self, text: str) -> None:
         """Tells the server what is kept, for `jaxd values`."""
@@ -195,7 +195,6 @@ class Snapshots:
         self._store = store
         self._folder = SnapshotFolder()
         self._places = itertools.count()
-        self._gone: deque[int] = deque()  # appended to during garbage collection
         self._interval_s = settings.interval_s or math.inf
         self._clock = clock
         self._on_end = on_end
@@ -311,14 +310,14 @@ class Snapshots:
         absent = [each.nbytes for each in arrays if self._store.data_here(each) is None]
         if sum(absent) <= INLINE_RESULT_BYTES:
             return None
-        with suppress(IndexError):
-            while True:
-                self._store.unhold(self._gone.popleft())
         place = next(self._places)
         try:
             secret = self._store.hold(arrays, place)
         except LimitExceeded:  # it has no room
             return None
+        except BaseException:  # it may have written it
+            self._store.unhold_soon(place)
+            raise
         leaves = {each.number: each.leaf for each in arrays}
         held = self.kept.hold(HeldLineage(number, leaves, secret, place))
         held.on_gone = partial(self._discard, place, held.on_gone)
@@ -326,7 +325,7 @@ class Snapshots:
 
     def _discard(self, place: int, then: Callable[[], object] | None) -> None:
         """Nothing depends on a snapshot of the server any more; also during garbage collection."""
-        self._gone.append(place)
+        self._store.unhold_soon(place)
         if then is not None:
             then()
 

@@ -7,6 +7,7 @@ import math
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -125,6 +126,7 @@ class RemoteStore:
         self.takes_data = True
         self.keeps_snapshots = False
         self._snapshot_secret = ""
+        self._gone_snapshots: deque[int] = deque()  # appended to during garbage collection
         self.needs_session = False
         self._is_stale = False
         self._session: tuple[Any, ...] = ()  # that was begun last
@@ -132,7 +134,7 @@ class RemoteStore:
         self._restoring = threading.RLock()  # held by the thread that makes arrays again
         self.loss_error: ValuesLost | None = None
         self._uplink = uplink
-        self.release_queue = ReleaseQueue(self._send_releases)
+        self.release_queue = ReleaseQueue(self._send_releases, self._unhold_gone)
         self.drop = self.release_queue.add
         self._make_deduplicator = partial(
             _make_deduplicator, self.release_queue, address, compress=compress
@@ -335,15 +337,31 @@ class RemoteStore:
             JaxdError: when that is not possible.
         """
         connection = self.connection()  # the only one: another worker does not have them
+        self._unhold_gone()  # which makes room
         self._snapshot_secret = self._snapshot_secret or os.urandom(16).hex()
         ids = pack_ids(array.id for array in arrays)
         self.ask("hold", self._snapshot_secret, number, ids, over=connection)
         return self._snapshot_secret
 
-    def unhold(self, *numbers: int) -> None:
-        """Tells the server which snapshots can go; all where no number is given."""
+    def unhold(self) -> None:
+        """Tells the server that all snapshots can go."""
         if self._snapshot_secret:
-            self._uplink.notify(self, "unhold", self._snapshot_secret, numbers)
+            self._uplink.notify(self, "unhold", self._snapshot_secret, ())
+
+    def unhold_soon(self, number: int) -> None:
+        """A snapshot of the server can go; also during garbage collection."""
+        self._gone_snapshots.append(number)
+        self.release_queue.wake()
+
+    def _unhold_gone(self) -> None:
+        """Tells the server which snapshots can go, while connected."""
+        numbers = list[int]()
+        if self._uplink.open_connection is not None:
+            with suppress(IndexError):
+                while True:
+                    numbers.append(self._gone_snapshots.popleft())
+        if numbers:  # none would be all
+            self._uplink.notify(self, "unhold", self._snapshot_secret, tuple(numbers))
 
     def live_batches(self) -> Sequence[ResultBatch]:
         """The arrays that somebody holds, by call."""

@@ -46,14 +46,17 @@ class ReleaseQueue:
     Args:
         send: sends the ids to the server in a message of their own; False when the session has
             ended.
+        also: called by the thread whenever it was woken.
 
     Attributes:
         pending: the ids that are not sent yet.
         young: what calls returned, and is not watched yet.
     """
 
-    def __init__(self, send: Callable[[bytes], bool]) -> None:
-        self._send = send
+    def __init__(
+        self, send: Callable[[bytes], bool], also: Callable[[], object] = lambda: None
+    ) -> None:
+        self._send, self._also = send, also
         self.pending: deque[range] = deque()
         self._sent: deque[range] = deque(maxlen=_MAX_SENT)
         self.young: deque[Releasable] = deque()
@@ -75,14 +78,15 @@ class ReleaseQueue:
     def track(self, arrays: Releasable) -> None:
         """Holds what a call returned, for a moment, and then watches it."""
         self.young.append(arrays)
-        self._wake_thread()
+        self.wake()
 
     def add(self, ids: range) -> None:
         """Adds ids, from any thread and during garbage collection: takes no lock."""
         self.pending.append(ids)
-        self._wake_thread()
+        self.wake()
 
-    def _wake_thread(self) -> None:
+    def wake(self) -> None:
+        """Wakes the thread, from any other and during garbage collection: takes no lock."""
         if not self._is_woken:
             self._is_woken = True
             self._noticed.put(None)  # written in C: a collection in between does no harm
@@ -103,7 +107,7 @@ class ReleaseQueue:
         """Puts ids back that could not be sent."""
         self.pending.extend(unpack_spans(ids))
         if threading.current_thread() is not self._thread:  # which would only try again at once
-            self._wake_thread()
+            self.wake()
 
     def start(self) -> None:
         """Starts the thread that sends ids which no call carries, while connected."""
@@ -130,7 +134,7 @@ class ReleaseQueue:
     def retry(self) -> None:
         """Sends again what could not be sent before."""
         if self.pending or self.young:
-            self._wake_thread()
+            self.wake()
 
     def stop(self) -> None:
         """Stops the sending thread, until there is another connection."""
@@ -226,6 +230,7 @@ class ReleaseQueue:
             self._collect()
             self._watch_young()
             self._collect()  # of those just now
+            self._also()
             ids = self._drain()
             if ids and not self._send(pack_spans(ids)):
                 return
