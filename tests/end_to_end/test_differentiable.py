@@ -56,6 +56,11 @@ def by_mode(mode: str, x: Any, y: Any = 1.0) -> Any:
     return (x**2 if mode == "square" else x).sum() * y
 
 
+def scaled(x: Any, y: Any, n: Any) -> Any:
+    """A static number has another result than a traced one."""
+    return x**2 * y * (n if isinstance(n, int) else 100)
+
+
 def swapped(tree: Any) -> Any:
     return {"b": Point(tree["a"].y, tree["z"]), "a": (tree["a"].x * 2, None)}
 
@@ -175,6 +180,11 @@ OTHERS: dict[str, tuple[Function, Callable[[Function], Any], dict[str, Any]]] = 
         by_mode,
         lambda f: jax.grad(lambda x, y: f("square", x, y), (0, 1))(X, 2.0),
         {"static_argnums": 0},
+    ),
+    "static by position from the end": (
+        scaled,
+        lambda f: jax.vmap(jax.grad(lambda x, y: f(x, y, 3)))(X, Y),
+        {"static_argnums": -1},
     ),
     "static by name": (
         by_mode,

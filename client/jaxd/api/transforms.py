@@ -353,7 +353,7 @@ def arguments_at(
 
 def _named_statics(statics: StaticArgs, names: Sequence[str]) -> tuple[tuple[int, str], ...]:
     """Position and name of each argument that is static and can be given by position."""
-    numbers = [number for number in sorted(statics.positions) if number < len(names)]
+    numbers = [number for number in sorted(statics.at(len(names))) if number < len(names)]
     return tuple((number, names[number]) for number in numbers)
 
 

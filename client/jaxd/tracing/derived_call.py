@@ -79,6 +79,11 @@ class CallOutline:
     kwargs: dict[str, Any]
     name: Any = None
 
+    @property
+    def static_positions(self) -> frozenset[int]:
+        """Those of the arguments that are static, counted from the first."""
+        return self.spec.statics.at(len(self.args))
+
     def filled(self, inputs: Sequence[Any]) -> _Arguments:
         """The arguments with these values as inputs."""
         waiting = iter(inputs)
@@ -88,8 +93,8 @@ class CallOutline:
         ]
         jax: Any = loaded_jax()
         positional, named = jax.tree.unflatten(self.structure, leaves)
-        traced, statics = iter(positional), self.spec.statics
-        args = [x if i in statics.positions else next(traced) for i, x in enumerate(self.args)]
+        traced, static = iter(positional), self.static_positions
+        args = [x if i in static else next(traced) for i, x in enumerate(self.args)]
         return tuple(args), {**self.kwargs, **named}
 
 
@@ -237,13 +242,13 @@ class TracedCall:
 
     def _derived_spec(self) -> FunctionSpec:
         """The function with the stages applied."""
-        spec = self.outline.spec
+        spec, positions = self.outline.spec, self.outline.static_positions
         options = Options.from_bytes(spec.options)
-        statics = StaticArgs(frozenset(i + 1 for i in spec.statics.positions), spec.statics.names)
+        statics = StaticArgs(frozenset(i + 1 for i in positions), spec.statics.names)
         flat = {
             "inputs": self.outline.inputs,
             "sent": self.sent,
-            "static_argnums": tuple(sorted(spec.statics.positions)),
+            "static_argnums": tuple(sorted(positions)),
             "static_argnames": tuple(sorted(spec.statics.names)),
         }
         transformations = (

@@ -101,7 +101,7 @@ def _split_call(
 ) -> tuple[CallOutline, list[_TracedInput]]:
     """The call without its arrays, and the arrays."""
     jax: Any = loaded_jax()
-    numbers, names = spec.statics.positions, spec.statics.names
+    numbers, names = spec.statics.at(len(args)), spec.statics.names
     _refuse_static_tracers(spec, args, kwargs)
     leaves, structure = jax.tree.flatten(
         (
@@ -127,7 +127,7 @@ def _refuse_static_tracers(
     spec: FunctionSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     jax: Any = loaded_jax()
-    numbers, names = spec.statics.positions, spec.statics.names
+    numbers, names = spec.statics.at(len(args)), spec.statics.names
     given = [(f"argument {i}", x) for i, x in enumerate(args) if i in numbers]
     given += [(f"argument {name!r}", x) for name, x in kwargs.items() if name in names]
     for which, value in given:

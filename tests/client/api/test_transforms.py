@@ -189,6 +189,15 @@ def test_static_arguments_stay_static(shared: Client) -> None:
     _equal(function.jvp((X, Y), (Y, None), mode="up")[1], jnp.asarray(Y * Y))
 
 
+def test_static_arguments_from_the_end_stay_there(shared: Client) -> None:
+    """They are mapped over by none, and stand behind all primals."""
+    function = shared.persistent_call(lambda x, y, n: x / y * n, static_argnums=-1)
+    _equal(function.vmap()(X, Y, 3), jnp.asarray(X / Y * 3))
+    _equal(function.jvp((X, Y), (Y, None), n=3)[1], jnp.asarray(Y / Y * 3))
+    value, _ = function.vjp(X, Y, n=3)
+    _equal(value, jnp.asarray(X / Y * 3))
+
+
 def test_what_has_no_derivative_is_none(shared: Client) -> None:
     """Where jax has an array of `float0`, which no client without jax knows."""
     function = shared.persistent_call(lambda x, n: jnp.sum(x) * n)

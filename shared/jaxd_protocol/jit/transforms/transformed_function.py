@@ -161,8 +161,9 @@ def _vmap(
 
         static = {name: kwargs.pop(name) for name in static_argnames if name in kwargs}
         axes = in_axes
-        if type(axes) is int and not set(static_argnums).isdisjoint(range(len(args))):
-            axes = tuple(None if i in static_argnums else axes for i in range(len(args)))
+        numbers = {n + len(args) if n < 0 else n for n in static_argnums}
+        if type(axes) is int and not numbers.isdisjoint(range(len(args))):
+            axes = tuple(None if i in numbers else axes for i in range(len(args)))
         bound = functools.partial(function, **static) if static else function
         return jax.vmap(bound, in_axes=axes, **options)(*args, **kwargs)
 
