@@ -162,7 +162,7 @@ def _array_of(spec: Any) -> bytes:
         except JaxdError as error:
             raise _dtype_error(dtype) from error
         return spec_bytes("A", dtype, shape, weak)
-    return array_spec(_numpy_dtype(dtype), shape, weak, getattr(spec, "is_jax", False))[0]
+    return array_spec(_numpy_dtype(dtype), shape, weak, _is_jax(spec))[0]
 
 
 def _numpy_dtype(dtype: Any) -> Any:
@@ -202,6 +202,12 @@ def _shape_error(spec: Any) -> ArgumentError:
 
 def _is_weak(spec: Any) -> bool:
     return bool(getattr(spec, "weak_type", False))
+
+
+def _is_jax(spec: Any) -> bool:
+    """Whether it stands for an array of jax, of which 64 bits stay; it may be one itself."""
+    jax = loaded_jax()
+    return getattr(spec, "is_jax", False) or (jax is not None and isinstance(spec, jax.Array))
 
 
 # sizes that have names ---------------------------------------------------------------------------

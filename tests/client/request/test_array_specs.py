@@ -78,6 +78,9 @@ TREES = {
     "an array twice": (Pair(LARGE, LARGE),),
 }
 
+with jax.enable_x64(True):
+    OF_64_BITS = jnp.arange(3), jnp.asarray(1.5), jnp.ones(2, jnp.complex128)
+
 PICKLED = ("unusual keys",)
 ALIKE = ("numbers", "unusual keys")
 """Those of which jax makes no tree of specs that is like them."""
@@ -113,6 +116,12 @@ def test_static_arguments_are_given_as_values() -> None:
 def test_anything_with_shape_and_dtype_is_a_spec(dtype: Any) -> None:
     """However the dtype is named."""
     assert warmed(Spec([2, np.int64(3)], dtype)) == called(np.ones((2, 3), np.float32))
+
+
+def test_arrays_of_jax_of_64_bits_are_specs_of_such() -> None:
+    """A spec of the same dtype is one of what jax would narrow."""
+    assert warmed(*OF_64_BITS) == called(*OF_64_BITS)
+    assert warmed(spec_of(OF_64_BITS[0])) == called(np.arange(3)) != called(OF_64_BITS[0])
 
 
 def test_own_specs_of_keys() -> None:

@@ -143,7 +143,7 @@ def _transposed(
     def cotangents_of(*args: Any) -> Sequence[Any]:
         import jax
 
-        spec: Any = jax.ShapeDtypeStruct
+        spec: Any = jax.core.ShapedArray  # a `ShapeDtypeStruct` has no 64 bits outside enable_x64
         count = list(linear).count(False)
         rest, cotangents = args[:count], args[count:]
 

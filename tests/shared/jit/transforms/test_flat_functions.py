@@ -134,6 +134,15 @@ def test_the_weak_type_of_what_is_linear_counts() -> None:
     assert found.weak_type
 
 
+def test_what_is_linear_has_64_bits_where_an_array_of_jax_has() -> None:
+    """Also outside of `enable_x64`."""
+    with jax.enable_x64(True):
+        x, rate = jnp.asarray([1.0 + 2**-40]), jnp.asarray([3.0])
+    back = {"linear": (True, False), "shapes": (((1,), "float64", False),), "given": (True,)}
+    (found,) = flat(jax.lax.mul, ("flat_transpose", back), sent=(1,))((x,), False, rate)
+    assert (found.dtype, float(found[0])) == ("float64", 3 + 3 * 2**-40)
+
+
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
 def test_keys_travel_as_numbers(impl: str) -> None:
     """On the way in and on the way out, also many of them."""
