@@ -431,7 +431,7 @@ def _type(array: Any) -> Any:
 
 
 def read_callback(value: Any, buffers: Sequence[memoryview]) -> Any:
-    """What the function returned.
+    """What the function returned, arrays of jax as numpy's: the device waits for the callback.
 
     Raises:
         ProtocolError: when that cannot be read.
@@ -442,5 +442,7 @@ def read_callback(value: Any, buffers: Sequence[memoryview]) -> Any:
         )
     skeleton, blob = value
     layout = parse_arguments(skeleton)
-    (result,), _ = layout.build(read_leaves(layout.whole, blob, buffers))
+    whole = layout.whole
+    plain = tuple(leaf._replace(weak=False, exact=False) for leaf in whole.leaves)
+    (result,), _ = layout.build(read_leaves(whole._replace(leaves=plain), blob, buffers))
     return result

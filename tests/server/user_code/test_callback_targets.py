@@ -257,11 +257,25 @@ def test_a_function_is_no_argument(argument: Any) -> None:
 
 
 def test_results_are_read_as_arguments_are() -> None:
-    """Trees of arrays and numbers; other answers, as of a client that knows no such question."""
+    """Trees of arrays and numbers."""
     result = {"a": np.arange(3), "b": (1.5, None)}
     encoded = encode_arguments((result,), {}, NO_STATIC_ARGS, {})
     back = read_callback((encoded.skeleton, encoded.blob), encoded.buffers)
     assert back["a"].tolist() == [0, 1, 2]
     assert back["b"] == (1.5, None)
+
+
+def test_results_of_jax_are_read_as_those_of_numpy() -> None:
+    """Of 64 bits and weakly typed ones, too: nothing goes to the device, which waits for them."""
+    with jax.enable_x64(True):
+        result = jnp.arange(3.0), jnp.asarray(1.5), jnp.arange(1000) + (1 << 40)
+    encoded = encode_arguments((result,), {}, NO_STATIC_ARGS, {})
+    back = read_callback((encoded.skeleton, encoded.blob), encoded.buffers)
+    assert [(type(x), x.dtype) for x in back] == [(np.ndarray, x.dtype) for x in result]
+    assert back[2][-1] == (1 << 40) + 999
+
+
+def test_another_answer_is_refused() -> None:
+    """As of a client that knows no such question."""
     with pytest.raises(ProtocolError, match="callback's result cannot be read"):
         read_callback((1, 2), ())
