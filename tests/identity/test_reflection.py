@@ -3,7 +3,9 @@
 # ruff: noqa: E501  a row of a table is one line
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -296,6 +298,25 @@ def test_a_late_change_is_noticed(tmp_path: Path, text: str, name: str, change: 
     renamed = "Held.__name__" in change  # which always counts
     same = walk(names["plain"], "plain").fingerprint.digest == plain.fingerprint.digest
     assert same is not renamed
+
+
+def test_a_name_in_an_annotation_of_a_class_that_is_bound_anew_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The text is the same; what it means is looked up in the module of the class."""
+    module = ModuleType("own_annotations")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(
+        "import typing\nNumber = int\n"
+        "class Named: one: 'Number'\n"
+        "def resolved(x): return typing.get_type_hints(Named)",
+        vars(module),
+    )
+    before = walk(module.resolved, "resolved")
+    assert before.guards.hold()
+    module.Number = float  # type: ignore[attr-defined]
+    assert not before.guards.hold()
+    assert walk(module.resolved, "resolved").fingerprint.digest != before.fingerprint.digest
 
 
 def test_annotations_of_a_class_that_are_read_in_two_ways_are_refused(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import inspect
 import re
+import sys
 import typing
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
@@ -123,8 +124,7 @@ def _annotations_of_function(walk: Walk, function: FunctionType) -> None:
     _signature(walk, function)
     if "hints" not in walk.reach.readers or not any(map(_has_text, raw.values())):
         return
-    for name in names_in_annotations(function):
-        walk.guards.item(function.__globals__, name, function.__globals__.get(name, MISSING))
+    _guard_names(walk, function, function.__globals__)
     resolved = _resolved(function)
     if resolved is not None:
         _contents(walk, function, resolved)
@@ -140,9 +140,17 @@ def _annotations_of_class(walk: Walk, cls: type) -> None:
             "resolved, and some are text. On the server they are resolved. Take away 'from "
             "__future__ import annotations' or the quotes."
         )
+    if "hints" in walk.reach.readers and cls.__module__ in sys.modules:
+        _guard_names(walk, cls, vars(sys.modules[cls.__module__]))
     _contents(walk, cls, raw if resolved is None else resolved)
     _signature(walk, cls)
     walk.emit_labelled("", vars(cls).get("__orig_bases__"))
+
+
+def _guard_names(walk: Walk, value: Any, namespace: dict[str, Any]) -> None:
+    """What text in its annotations means is looked up in this namespace."""
+    for name in names_in_annotations(value):
+        walk.guards.item(namespace, name, namespace.get(name, MISSING))
 
 
 def _contents(walk: Walk, value: Any, annotations: Mapping[str, Any]) -> None:
@@ -183,9 +191,9 @@ def annotated_names(cls: type) -> tuple[str, ...]:
     return tuple(library.call_annotate_function(make, library.Format.STRING, owner=cls))
 
 
-def names_in_annotations(function: FunctionType) -> list[str]:
-    """The names in the text in its annotations; its globals of these names resolve it."""
-    texts = [repr(each) for each in raw_annotations(function).values() if _has_text(each)]
+def names_in_annotations(value: Any) -> list[str]:
+    """The names in the text in the annotations of a function or class; globals resolve them."""
+    texts = [repr(each) for each in raw_annotations(value).values() if _has_text(each)]
     return sorted({*_NAME.findall(" ".join(texts))})
 
 
