@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from jaxd.interop.jax_runtime import import_jax
+from jaxd.interop.remote_array import RemoteArray
 from jaxd.results.reader import ResultReader
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.base.process import PerProcess
@@ -23,6 +24,7 @@ from jaxd_protocol.jit.options import EXPORTED_CONFIG, Options, fingerprint_of, 
 from jaxd_protocol.jit.static_args import NO_STATIC_ARGS, StaticArgs, map_arguments
 from jaxd_protocol.messages.function_manifest import FunctionManifest
 from jaxd_protocol.pytree import Layout, parse_leaves
+from jaxd_protocol.pytree.leaves import is_exact
 
 if TYPE_CHECKING:
     from jaxd.dispatch.caller import Caller
@@ -170,8 +172,11 @@ def _export(
         structures.append(structure)
         return cast("list[Any]", found)
 
-    kinds = map(_leaf_kind, leaves)
-    specs = [jax.ShapeDtypeStruct(shape, dtype, weak_type=weak) for shape, dtype, weak in kinds]
+    # a `ShapeDtypeStruct` of 64 bits stands for an array of numpy, which jax narrows
+    specs = [
+        (jax.core.ShapedArray if exact else jax.ShapeDtypeStruct)(shape, dtype, weak_type=weak)
+        for shape, dtype, weak, exact in map(_leaf_kind, leaves)
+    ]
     platform = lowering_name(caller.session.platform)
     with local_jax_settings(config), without_source_locations():
         jitted = jax.jit(flat, keep_unused=True)
@@ -215,14 +220,15 @@ def _with_closed_statics(args: tuple[Any, ...], kwargs: dict[str, Any], statics:
     return map_arguments((args, kwargs), statics, closed, StaticLeaf)
 
 
-def _leaf_kind(leaf: Any) -> tuple[tuple[int, ...], Any, bool]:
-    """Shape, dtype and weak type of an array or number, as jax takes it."""
+def _leaf_kind(leaf: Any) -> tuple[tuple[int, ...], Any, bool, bool]:
+    """Shape, dtype and weak type of an array or number, as jax takes it; whether 64 bits stay."""
     import jax
 
-    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
-        return tuple(leaf.shape), leaf.dtype, bool(getattr(leaf, "weak_type", False))
-    found = jax.typeof(leaf)
-    return found.shape, found.dtype, bool(getattr(found, "weak_type", False))
+    is_array = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+    of = leaf if is_array else jax.typeof(leaf)
+    weak = bool(getattr(of, "weak_type", False))
+    exact = isinstance(leaf, jax.Array | RemoteArray) and is_exact(str(of.dtype), weak)
+    return tuple(of.shape), of.dtype, weak, exact
 
 
 def _import_jax() -> Any:

@@ -60,6 +60,20 @@ def test_one_program_for_each_kind_of_arguments() -> None:
     assert (again[0].key, again[0].code) == (first.key, first.code)
 
 
+def test_an_array_of_jax_of_64_bits_has_a_program_of_its_own() -> None:
+    """Outside of `enable_x64`, where one of numpy is narrowed; whichever comes first."""
+
+    def itself(x: Any) -> Any:
+        return x
+
+    spec = spec_of(itself)
+    with jax.enable_x64(True):
+        of_jax = jnp.arange(3.0)
+    for given, dtype in ((np.arange(3.0), "float32"), (of_jax, "float64")):
+        opened = jax.export.deserialize(bytearray(calling(spec, itself, given)[0].code))
+        assert [aval.dtype for aval in opened.in_avals] == [dtype]
+
+
 def test_what_is_given_up_is_given_up_by_leaf() -> None:
     """By position from either end, and by name."""
 
