@@ -327,7 +327,7 @@ def test_a_build_that_is_left_again_while_it_is_looked_at_stays_known(scenario: 
         looks = 0
 
         @property
-        def is_abandoned(self) -> bool:  # type: ignore[override]
+        def is_abandoned(self) -> bool:
             self.looks += 1
             if self.looks == 1:
                 scenario.left.add(self)
