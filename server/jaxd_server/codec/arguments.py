@@ -92,7 +92,8 @@ def read_leaves(placement: BlobLayout, blob: bytes, buffers: Sequence[memoryview
     found: list[Any] = [None] * len(leaves)
     for number in placement.here:
         leaf, place = leaves[number], places[number]
-        if leaf.tag == "A" and not leaf.is_jax and place.buffer < 0:  # hundreds of them, perhaps
+        is_jax = leaf.weak or leaf.exact
+        if leaf.tag == "A" and not is_jax and place.buffer < 0:  # hundreds of them, perhaps
             found[number] = np.ndarray(leaf.shape, dtype_of(leaf.dtype), blob, place.offset)
         else:
             found[number] = read_leaf(leaf, place, blob, buffers)

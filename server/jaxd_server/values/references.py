@@ -26,7 +26,7 @@ from jaxd_protocol.messages.data_locations import (
     unpack_ids,
 )
 from jaxd_protocol.pytree import Layout, Leaf, LeafOffset
-from jaxd_protocol.pytree.leaves import spec_bytes
+from jaxd_protocol.pytree.leaves import WIDE_DTYPES, spec_bytes
 from jaxd_server.codec.arguments import read_leaf
 from jaxd_server.values.client_memory import ClientMemory
 from jaxd_server.values.store import ContentId, ValueStore
@@ -200,8 +200,8 @@ class ReferencedData:
                 taken = range(max(first, span.start), min(stop, span.stop))
                 if taken:
                     yield from _give(lent, leaves, taken, lent.id + taken.start - first)
-            if isinstance(lent.source, Value):
-                leaves[first] = _as_sent(lent.source.leaf, leaves[first])
+            if layout.leaves[first].dtype in WIDE_DTYPES:
+                leaves[first] = _as_sent(layout.leaves[first], leaves[first])
 
 
 def _looks_like(layout: Layout, first: int, lent: Lent) -> bool:

@@ -60,6 +60,7 @@ def test_one_program_for_each_kind_of_arguments() -> None:
     assert (again[0].key, again[0].code) == (first.key, first.code)
 
 
+@pytest.mark.filterwarnings("ignore:.*xplicitly requested dtype")
 def test_an_array_of_jax_of_64_bits_has_a_program_of_its_own() -> None:
     """Outside of `enable_x64`, where one of numpy is narrowed; whichever comes first."""
 
