@@ -22,6 +22,7 @@ from jaxd.tracing import export as exporting
 from jaxd.tracing.export import ExportedFunction
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.messages.calls import OK
+from jaxd_protocol.pickling.unpack.unpickler import unpickling_gate
 from jaxd_protocol.pytree import dump_literal
 from tests.client.fake_server import FakeServer
 from tests.exported_programs import rewritten
@@ -47,9 +48,11 @@ class Point(NamedTuple):
 @pytest.fixture(scope="module")
 def strict() -> Iterator[InProcessServer]:
     """A server with `--accept exported`."""
-    server = InProcessServer(accept="exported")
-    yield server
-    server.close()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(unpickling_gate, "_is_shut", False)  # the server shuts that of its process
+        server = InProcessServer(accept="exported")
+        yield server
+        server.close()
 
 
 @pytest.fixture

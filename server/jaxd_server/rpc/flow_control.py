@@ -145,7 +145,10 @@ class ConnectionShare:
             self._budget.calls -= 1
             if not self._budget.calls:
                 self._budget.idle.set()
-            self._give_back(nbytes)
+            if nbytes:  # a call that was answered has given them back
+                self._give_back(nbytes)
+            else:
+                self._budget.changed.notify_all()
 
     def free(self, nbytes: int) -> None:
         """Gives back the bytes of a call that was answered before its thread was done."""
