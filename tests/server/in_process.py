@@ -308,8 +308,12 @@ class InProcessServer:
         self.options = ServerOptions(
             **{"builds": 2, "threads": 4, "cache_dir": "none", "build_in": "worker", **options}
         )
-        with mock.patch.object(programs, "prepare", prepare_once), reading_imports_once():
-            self.parts = WorkerComponents(self.options, self.counters, self.report)
+        try:
+            with mock.patch.object(programs, "prepare", prepare_once), reading_imports_once():
+                self.parts = WorkerComponents(self.options, self.counters, self.report)
+        except BaseException:
+            self._folder.cleanup()
+            raise
         path = os.path.join(self._folder.name, "s.sock")
         unix = socket.socket(socket.AF_UNIX)
         unix.bind(path)
