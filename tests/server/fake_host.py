@@ -53,6 +53,8 @@ def _host(asked: dict[str, Any], stderr: int, told: int) -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, asked["files"])
         os.environ.clear()
         os.environ.update(asked["environment"])
+        named = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # as Python does at its start
+        sys.path[1:1] = [folder for folder in named if folder and folder not in sys.path]
         return serve(asked["arguments"])
     os.close(stderr)
     os.write(told, b"%d\n" % host)
