@@ -341,7 +341,7 @@ def test_quarantine_is_ended_by_a_key() -> None:
         await pilot.press("R")
         await until(pilot, top, "Take 2 functions out of quarantine?")
         await pilot.press("y")
-        await until(pilot, top, "2 functions are called again")
+        await until(pilot, top, "Released 2 from quarantine")
 
     assert play(steps).asked == [("release", "all")]
 
