@@ -92,7 +92,7 @@ def read_leaves(placement: BlobLayout, blob: bytes, buffers: Sequence[memoryview
     found: list[Any] = [None] * len(leaves)
     for number in placement.here:
         leaf, place = leaves[number], places[number]
-        is_jax = leaf.weak or leaf.exact
+        is_jax = leaf.weak or leaf.exact  # as the property, which would be a call for each leaf
         if leaf.tag == "A" and not is_jax and place.buffer < 0:  # hundreds of them, perhaps
             found[number] = np.ndarray(leaf.shape, dtype_of(leaf.dtype), blob, place.offset)
         else:

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, Literal, NamedTuple
 
+from jaxd_protocol.base.process import lock_or_close
 from jaxd_protocol.base.terminal import one_word
 from jaxd_server.runtime.log_events import EVENTS
 
@@ -186,13 +187,7 @@ def claim_folder(folder: str) -> int | None:
     Returns:
         A descriptor, with which the lock is given back; at the end of the process at the latest.
     """
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor
+    return lock_or_close(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
 
 
 def shorten_log(path: str, most: int) -> bool:

@@ -271,12 +271,16 @@ class OwnFolder:
 
 def _locked(folder: str) -> int | None:
     """A lock on a folder, as an open file; None where another process has it, or it is not ours."""
-    import fcntl
-
     try:
-        file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        return lock_or_close(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW))
     except OSError:
         return None
+
+
+def lock_or_close(file: int) -> int | None:
+    """Locks what is open, for this process; None where another one has the lock: it is closed."""
+    import fcntl
+
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
