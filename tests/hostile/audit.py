@@ -19,6 +19,7 @@ HARMLESS: Final = frozenset(
         "array.__new__",
         "builtins.id",
         "cpython.run_stdin",
+        "gc.get_referents",
         "gc.get_referrers",
         "object.__getattr__",
         "sys._current_frames",
