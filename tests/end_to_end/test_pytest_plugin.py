@@ -14,7 +14,7 @@ import pytest
 
 from jaxd import Client
 from tests.end_to_end.unchanged import comparable, counts_in, run
-from tests.live_server import ROOT, LiveServer
+from tests.live_server import ROOT, LiveServer, live_server
 
 Environment = dict[str, str]
 
@@ -70,7 +70,7 @@ def environment_of(server: LiveServer, tmp_path: Path) -> Environment:
     """The same for any server."""
     installed = tmp_path / "installed"
     made = installed / "jaxd_plugin-1.dist-info"
-    made.mkdir(parents=True)
+    made.mkdir(parents=True, exist_ok=True)
     (made / "METADATA").write_text("Metadata-Version: 2.1\nName: jaxd-plugin\nVersion: 1\n")
     (made / "entry_points.txt").write_text(entry_points())
     paths = f"{server.environment['PYTHONPATH']}:{installed}"
@@ -131,6 +131,76 @@ def test_outcomes_are_those_without_it(
     assert (counts["compiled"], counts["warm"]) == (0, counts["calls"])
     assert counts["fell back"] == 0
     assert counts_in(cold.stdout)["compiled"] == 2
+
+
+OUTPUT_SUITE = """
+import logging, warnings
+import jax, jax.numpy as jnp, pytest
+
+def made():
+    @jax.jit
+    def noisy(x):
+        print("tracing", x.shape)
+        warnings.warn("the rate is large")
+        logging.getLogger("model").warning("seven parameters")
+        return 5 * x - x
+    return noisy
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_warning_of_a_trace(n):
+    with pytest.warns(UserWarning, match="the rate is large"):
+        made()(jnp.ones(3))
+
+def test_it_prints_and_logs_once_for_each_kind_of_call(capsys, caplog):
+    with warnings.catch_warnings(action="ignore"):
+        noisy = made()
+        for n in (3, 3, 4):
+            noisy(jnp.ones(n))
+        assert noisy._cache_size() == 2
+        jax.jit(noisy.__wrapped__)(jnp.ones(3))  # jax knows that trace
+    assert capsys.readouterr().out == "tracing (3,)\\ntracing (4,)\\n"
+    assert caplog.messages == ["seven parameters"] * 2
+
+def test_what_changes_its_objects_is_traced_once(capsys):
+    class Model:
+        calls = 0
+        def step(self, x):
+            self.calls += 1
+            print("tracing", x.shape)
+            return x + 1
+    model, step = Model(), jax.jit(Model.step, static_argnums=0)
+    for n in (3, 3, 4, 3):
+        step(model, jnp.ones(n))
+    assert model.calls == step._cache_size() == 2
+    assert capsys.readouterr().out == "tracing (3,)\\ntracing (4,)\\n"
+
+def test_a_failed_trace_is_no_trace(capsys):
+    @jax.jit
+    def refused(x):
+        print("tracing")
+        raise ValueError("no")
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no"):
+            refused(1.0)
+    assert capsys.readouterr().out == "tracing\\n" * 2
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.own_server
+def test_what_a_trace_puts_out_is_seen_by_each_process(tmp_path: Path) -> None:
+    """As under `jax.jit`: also where nothing is traced, from memory and from disk."""
+    suite = tmp_path / "suite"
+    suite.mkdir()
+    (suite / "test_output.py").write_text(OUTPUT_SUITE)
+    for runs in (("plain", "cold", "warm"), ("from disk",)):
+        with live_server(f"--cache-dir={tmp_path}/cache") as server:
+            environment = environment_of(server, tmp_path)
+            for one in runs:
+                done = run_pytest(environment, suite, *["--jaxd"] * (one != "plain"))
+                assert "5 passed" in done.stdout, (one, done.stdout)
+                if one != "plain":
+                    assert (counts_in(done.stdout)["compiled"] > 0) == (one == "cold")
 
 
 @pytest.mark.slow

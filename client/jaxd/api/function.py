@@ -151,7 +151,7 @@ class FunctionBinding(NamedTuple):
             raise
         if call.spec.snapshot.refused:
             call.check_not_refused()
-        return call
+        return call._replace(is_first=True) if self.snapshots.is_first(call.kind) else call
 
     def encode_untraced(
         self, caller: Caller, config: Config, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from jaxd.connection.settings import REPLY_GRACE_S, Settings
 from jaxd.dispatch.session import MAX_WORKERS, Session
@@ -278,8 +278,13 @@ class Caller:
             if kind in OUTPUT_EVENTS:
                 about = connection.about(number) if kind != "compiled" else None
                 output = kind, content.get("text")
-                if about is None or not about.effects().is_repeated_output(output):
-                    self.session.output_printer().event(connection, number, kind, content)
+                if about is not None and about.effects().is_repeated_output(output):
+                    return
+                show = partial(
+                    self.session.output_printer().event, connection, number, kind, content
+                )
+                if about is None or not about.holds_output(show, content):
+                    show()
             elif kind == "warning":
                 self.session.warning_queue.event(connection, number, content)
             else:
@@ -290,6 +295,16 @@ class Caller:
                 "the server reports something that cannot be understood. Install the same jaxd on "
                 "both sides."
             ) from error
+
+
+_HELD_OUTPUT: Final = "_jaxd_held_output"
+
+
+def show_held_output(error: BaseException) -> None:
+    """Shows what the trace of a call has put out that has failed so, and does not run here."""
+    show = vars(error).pop(_HELD_OUTPUT, None)
+    if show is not None:
+        show()
 
 
 class OpenCall:
@@ -324,6 +339,7 @@ class OpenCall:
     has_called_back = False
     callback_error: BaseException | None = None
     may_have_changed = False
+    _held_output: Sequence[Callable[[], None]] = ()
     _abandoned_plan: DedupPlan | None = None
     _busy_backoff: BusyBackoff | None = None
     _effects: CallEffects | None = None
@@ -516,6 +532,8 @@ class OpenCall:
             ProtocolError: when the reply is malformed.
         """
         ready = error is None and check_reply(reply)[0] != FAILED
+        if self._held_output and (ready or error is not None):
+            self._show_output()
         if self._transfers:
             self.release(reply if ready else None)
         progress = self._session.progress.made
@@ -561,6 +579,26 @@ class OpenCall:
         """Issues what the server warned of; see `WarningQueue.issue`."""
         if self._session.warning_queue.has_pending:
             self._session.warning_queue.issue(self.opened.connection, self.number)
+
+    def holds_output(self, show: Callable[[], None], content: Mapping[str, Any]) -> bool:
+        """Whether output is shown later: that of a trace, of a call that may yet run here.
+
+        Here the function would be traced once more, and put it out again.
+
+        Args:
+            show: shows it.
+            content: what it is.
+        """
+        if self.call.is_first and content.get("traced"):
+            self._held_output = (*self._held_output, show)
+            return True
+        self._show_output()
+        return False
+
+    def _show_output(self) -> None:
+        held, self._held_output = self._held_output, ()
+        for show in held:
+            show()
 
     def effects(self) -> CallEffects:
         """Those that it has had in this process; they do not happen twice."""
@@ -705,6 +743,8 @@ class OpenCall:
         error = exception_of(failure, snapshot.name, snapshot.reader, address)
         if self.has_called_back:
             set_origin(error, FailureOrigin())  # it had effects
+        if self._held_output:
+            vars(error)[_HELD_OUTPUT] = self._show_output
         return error
 
 

@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxd_protocol.messages.calls import (
+    FIRST,
     FROM_CALLBACK,
     LOST_AGAIN,
     LOST_ONCE,
@@ -110,6 +111,8 @@ class CallRequest(NamedTuple):
         leaf_headers: of each array whose data is in a buffer its bytes in the skeleton, by leaf.
         origin: the open call whose callback makes it; None: none does.
         is_timed: whether its reply is to say how long it ran.
+        is_first: whether it is the first of its kind, of a function that is to be as under
+            `jax.jit`, which would trace it here.
     """
 
     spec: FunctionSpec
@@ -129,6 +132,7 @@ class CallRequest(NamedTuple):
     fallback: str | None = None
     origin: Any = None
     is_timed: bool = False
+    is_first: bool = False
 
     @property
     def data_locations(self) -> Sequence[DataLocation]:
@@ -148,6 +152,8 @@ class CallRequest(NamedTuple):
             flags |= FROM_CALLBACK
         if self.is_timed:
             flags |= TIMED
+        if self.is_first:
+            flags |= FIRST
         if self.lost_workers:
             flags |= LOST_ONCE if self.lost_workers == 1 else LOST_ONCE | LOST_AGAIN
         return flags

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
+from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -412,12 +413,14 @@ class SnapshotCache:
         callbacks: what a server may have called back, beside what the function gives itself.
 
     Attributes:
-        refusal: why the function could not be walked, where its calls run here; else None.
+        refusal: why all calls of the function run here; None: they do not.
         walk_s: seconds that the last walk took.
         jit_calls: what dispatches its calls that run in this process as `jax.jit` does, and has all
             that it reads pinned; None where each call looks whether it is as it was.
         known: runs calls whose program is loaded, as long as the function is as it was; None: each
             call goes the long way.
+        kinds: the hashes of the kinds of calls that there were, see `CallRequest.kind`; None: they
+            are not told apart.
     """
 
     def __init__(
@@ -428,10 +431,11 @@ class SnapshotCache:
         ship: Ship = "value",
         callbacks: tuple[Callable[..., Any], ...] = (),
     ) -> None:
-        self.refusal: WalkRefusal | None = None
+        self.refusal: FunctionRefusal | None = None
         self.walk_s = 0.0
         self.jit_calls: JitCalls | None = None
         self.known: RunsCalls | None = None
+        self.kinds: set[int] | None = None
         self._function = function
         self._options = options
         self._rules = (ignored, ship, callbacks)
@@ -455,7 +459,21 @@ class SnapshotCache:
     def clear(self) -> None:
         """Forgets what calls were pinned to: the function counts as it is now."""
         with self._lock:
-            self._current = self.known = None
+            self._current = self.known = self.refusal = None
+            if self.kinds is not None:
+                self.kinds.clear()
+
+    def is_first(self, kind: bytes) -> bool:
+        """Counts a call; whether it is the first of its kind, where kinds are told apart."""
+        if self.kinds is None or (number := hash(kind)) in self.kinds:
+            return False
+        self.kinds.add(number)
+        return True
+
+    def forget(self, kind: bytes) -> None:
+        """A call has failed: the next one of its kind is the first again."""
+        if self.kinds is not None:
+            self.kinds.discard(hash(kind))
 
     def know(self, spec: FunctionSpec, known: RunsCalls) -> None:
         """Has calls run by what knows a function, unless the function is another one by now."""
@@ -577,23 +595,26 @@ class Refused(Exception):
         self.reason = reason
 
 
-class WalkRefusal:
-    """A function could not be walked, so that there is no snapshot of it.
+class FunctionRefusal:
+    """Why all calls of a function run in this process: mostly, it could not be walked.
 
     Args:
         reason: why.
-        walk_s: seconds that it took to find out.
+        walk_s: seconds that it took to find out, after some of which that is tried again; None:
+            it is not.
     """
 
-    def __init__(self, reason: str, walk_s: float) -> None:
+    def __init__(self, reason: str, walk_s: float | None = None) -> None:
         self._reason = reason
-        self._until = monotonic() + max(_WALK_AGAIN_S, _WALK_AGAIN * walk_s)
+        self._until = inf
+        if walk_s is not None:
+            self._until = monotonic() + max(_WALK_AGAIN_S, _WALK_AGAIN * walk_s)
 
     def check(self) -> None:
         """Returns when the function may be walked again.
 
         Raises:
-            Refused: when that was tried a moment ago.
+            Refused: when that is not tried, or was a moment ago.
         """
         if monotonic() < self._until:
             raise Refused(self._reason)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from jaxd.dispatch.local_runs import runs_locally
 from jaxd.interop.jax_runtime import PRNGKeys, loaded_jax, map_leaves, to_jax_keys
-from jaxd.request.function_snapshot import Refused, WalkRefusal
+from jaxd.request.function_snapshot import FunctionRefusal, Refused
 from jaxd.tracing.inline import InlineFunction, local_jax_settings
 from jaxd_protocol import errors
 from jaxd_protocol.base.bounded import BoundedDict
@@ -166,7 +166,10 @@ class Fallback:
         if not runs_locally(caller.session, self._settings.fallback):
             return None
         reason = f"{type(error).__name__}: {error}"[:_MAX_REASON]
-        return LocalRun(self, caller, reason, call, origin_of(error).phase)
+        # what a trace changes makes another version of the function, or of its static arguments,
+        # for each of which a server would trace it; to jax.jit it is the one that it has traced
+        is_final = self._repeats_raised and isinstance(error, errors.LostUpdateError)
+        return LocalRun(self, caller, reason, call, origin_of(error).phase, is_final)
 
     def run(self, do: Callable[[InlineFunction], T], call: CallRequest | None) -> T:
         """What `do` makes of the function under `jax.jit`, in its present version.
@@ -186,11 +189,12 @@ class Fallback:
 
     def _snapshot(self, call: CallRequest | None) -> FunctionSnapshot | None:
         """The snapshot of a call; None where the function cannot be walked."""
+        if self._snapshots.refusal is not None:
+            return None
         if call is not None:
             return call.spec.snapshot
-        if self._snapshots.refusal is None:
-            with suppress(Exception):
-                return self._snapshots.latest()
+        with suppress(Exception):
+            return self._snapshots.latest()
         return None
 
     def _inlined(self, snapshot: FunctionSnapshot | None) -> InlineFunction:
@@ -205,10 +209,21 @@ class Fallback:
             found = self._versions.setdefault(version, made)
         return found
 
-    def remember(self, reason: str, call: CallRequest | None, phase: str) -> None:
-        """Has calls like this one run here at once, as long as the function is what it is."""
-        if phase == "walking":
-            self._snapshots.refusal = WalkRefusal(reason, self._snapshots.walk_s)
+    def remember(
+        self, reason: str, call: CallRequest | None, phase: str, *, is_final: bool = False
+    ) -> None:
+        """Has calls like this one run here at once, as long as the function is what it is.
+
+        Args:
+            reason: why.
+            call: the request; None when it could not be made.
+            phase: where it has failed.
+            is_final: whether all calls of the function run here from now on.
+        """
+        if is_final:
+            self._snapshots.refusal = FunctionRefusal(reason)
+        elif phase == "walking":
+            self._snapshots.refusal = FunctionRefusal(reason, self._snapshots.walk_s)
         elif call is not None:
             call.spec.snapshot.refused[call.kind] = reason
 
@@ -259,6 +274,7 @@ class LocalRun(NamedTuple):
         reason: why the server cannot answer it.
         call: the request; None when it could not be made.
         phase: where the call has failed; empty when that was known before.
+        is_final: whether all calls of the function run here from now on.
     """
 
     fallback: Fallback
@@ -266,6 +282,7 @@ class LocalRun(NamedTuple):
     reason: str
     call: CallRequest | None
     phase: str = ""
+    is_final: bool = False
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The result of the function.
@@ -298,7 +315,7 @@ class LocalRun(NamedTuple):
         fallback = self.fallback
         (given, named), was_fetched = fetched((args, dict(kwargs)))
         if self.phase:
-            fallback.remember(self.reason, self.call, self.phase)
+            fallback.remember(self.reason, self.call, self.phase, is_final=self.is_final)
         try:
             result = fallback.run(lambda here: do(here, given, named), self.call)
         except BaseException:

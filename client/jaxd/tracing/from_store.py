@@ -30,7 +30,7 @@ from jaxd.events.warnings import WarningQueue
 from jaxd.interop.jax_runtime import import_jax, runs_here
 from jaxd.interop.local_programs import LoadedPrograms, LocalProgram, Taken, calls_here
 from jaxd.request.array_specs import encode_specs
-from jaxd.request.function_snapshot import ELSEWHERE, Refused, WalkRefusal
+from jaxd.request.function_snapshot import ELSEWHERE, FunctionRefusal, Refused
 from jaxd.request.process_answers import confirmed
 from jaxd.results.exceptions import line_of
 from jaxd.tracing.here import LocalCalls, structure_of_result
@@ -206,7 +206,7 @@ class StoreCalls:
         except Refused:
             return None
         except Exception as error:  # noqa: BLE001  what has no key runs as any function of jax
-            snapshots.refusal = WalkRefusal(str(error), snapshots.walk_s)  # not at each call
+            snapshots.refusal = FunctionRefusal(str(error), snapshots.walk_s)  # not at each call
             return None
 
     def _taken(
@@ -244,10 +244,12 @@ class StoreCalls:
         """What answers such calls, or why nothing does; None where the function is another now."""
         if Options.from_bytes(spec.options).device is not None:
             return "it names a device"
+        kind = spec.options + skeleton
         try:
             programs = self._opened()
-            found = self._loaded(programs, spec, skeleton)
+            found = self._loaded(programs, spec, skeleton, is_first=snapshots.is_first(kind))
             if isinstance(found, NotOffered):
+                snapshots.forget(kind)
                 for each in (spec.snapshot, snapshots.latest()) if found.reads else ():
                     each.learn(found.reads)
                 return None if found.reads else found.reason
@@ -258,34 +260,44 @@ class StoreCalls:
         except StoreWarning:
             raise  # the user wants it to
         except Exception as error:  # noqa: BLE001  it runs as any function of jax, which may raise
+            snapshots.forget(kind)
             return f"there is no program for it ({line_of(error)})"
         self.built += offered.is_built
         self.loaded += not offered.is_built
         return Taken(program, structure)
 
     def _loaded(
-        self, programs: Programs, spec: FunctionSpec, skeleton: bytes
+        self, programs: Programs, spec: FunctionSpec, skeleton: bytes, *, is_first: bool
     ) -> tuple[Offered, LocalProgram] | NotOffered:
         """What answers such calls, loaded; one of the store that does not load is built anew.
+
+        Args:
+            programs: where it is looked for.
+            spec: the function.
+            skeleton: of the calls.
+            is_first: whether what its trace has put out is shown, as `jax.jit` would trace it here.
 
         Raises:
             Exception: why a new one does not load, or cannot be had.
         """
         while True:
-            found = self._asked(programs, spec, skeleton)
+            found, build = self._asked(programs, spec, skeleton)
             if isinstance(found, NotOffered):
                 return found
             try:
-                return found, self._known.program(found.id, *found.program)
+                program = self._known.program(found.id, *found.program)
             except Exception as error:
                 if found.is_built or found.id in self._rejected:
                     raise
                 self._rejected.add(found.id)
                 programs.reject(found.id, line_of(error))
+                continue
+            self._events.show(build, is_first=is_first)
+            return found, program
 
     def _asked(
         self, programs: Programs, spec: FunctionSpec, skeleton: bytes
-    ) -> Offered | NotOffered:
+    ) -> tuple[Offered | NotOffered, _Build]:
         snapshot = spec.snapshot
         recipe = Recipe(
             snapshot.name,
@@ -299,9 +311,7 @@ class StoreCalls:
         try:
             with self._events.of_build() as build:
                 found = programs.find(recipe, spec.statics, OwnProcess(snapshot), build.emit)
-            if isinstance(found, Offered):
-                self._events.show(build)
-            return found
+            return found, build
         finally:
             _warn_of(programs)
 
@@ -374,14 +384,19 @@ class _BuildEvents:
         finally:
             self.progress.finish(self, build.number)
 
-    def show(self, build: _Build) -> None:
+    def show(self, build: _Build, *, is_first: bool) -> None:
         """Prints, warns and logs what a function has in its trace.
+
+        Args:
+            build: that of the function.
+            is_first: whether that of a trace before is shown as well.
 
         Raises:
             Warning: where the user's filters turn one into an error.
         """
         for kind, content in build.output:
-            self._printer.event(self, build.number, kind, content)
+            if is_first or not content.get("repeated"):
+                self._printer.event(self, build.number, kind, content)
         self._warnings.issue(self, build.number)
 
 

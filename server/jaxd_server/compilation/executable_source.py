@@ -287,6 +287,7 @@ class ExecutableSource:
             self._program_cache.keep_function(function)
         loaded = _executable(request, program, rebind_form(kept.form), costs, kept_as=name)
         loaded.dependencies = self._program_cache.dependencies(kept)
+        loaded.output = kept.output
         return BuildResult(loaded, "load", name=name)
 
     def _built(self, request: BuildRequest) -> BuildResult:
@@ -345,6 +346,7 @@ class ExecutableSource:
             request, program, lowered.form, costs, lowered.structure, kept_as=kept_as
         )
         executable.dependencies = self._dependencies(request, lowered)
+        executable.output = request.emit.output
         changed: tuple[Change, ...] = ()
         if self._program_cache is not None and name is not None:
             changed = self._program_cache.changes_since(name)

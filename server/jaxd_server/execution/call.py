@@ -86,6 +86,7 @@ class Call(Operation):
         deliver: makes the reply of its results; by default all of them are sent.
         strict: whether packages that differ from the client's are an error.
         warm_only: whether the executable is wanted, and no result.
+        is_first: whether it shows what was put out while the executable was traced, see `FIRST`.
         lost: how many workers have died during it; 2: or more.
         call_back: calls a function in the process of its client, see `ClientProxy.call_back`.
         session: whose call it is.
@@ -118,6 +119,7 @@ class Call(Operation):
     deliver: Deliver = deliver_inline
     strict: bool = False
     warm_only: bool = False
+    is_first: bool = False
     lost: int = 0
     call_back: Callable[..., Any] | None = None
     session: Client = _NO_SESSION

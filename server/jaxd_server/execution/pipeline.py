@@ -43,7 +43,7 @@ from jaxd_server.execution.run import BrokenProgram, Executor, Run
 from jaxd_server.jax_compat.devices import Devices
 from jaxd_server.jax_compat.placement import placed, places_of
 from jaxd_server.runtime.counters import Counters, FunctionUse, UseTable
-from jaxd_server.runtime.events import SILENT, Emit, OutputOnce
+from jaxd_server.runtime.events import SILENT, Emit, OutputOnce, repeat_output
 from jaxd_server.runtime.imported_packages import Change, Dependencies
 from jaxd_server.runtime.limits import RateLimiter
 from jaxd_server.runtime.logs import log_event
@@ -358,6 +358,9 @@ class Pipeline:
                 executable.key, executable.name, where, parameters
             )
         self._count_first_use(call.session, executable, made)
+        if call.is_first and (made is None or made.verdict == "load"):
+            call.is_first = False  # should it have to be made anew
+            repeat_output(executable.output, call.emit)
         if call.warm_only:
             self.admission.release(call)
             report = self._report(executable, made)

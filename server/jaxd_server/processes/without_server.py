@@ -44,7 +44,7 @@ from jaxd_server.compilation.remote_build.builder_process import BUILDER_COMMAND
 from jaxd_server.compilation.remote_build.policy import BuildPolicy, Clients
 from jaxd_server.jax_compat.lowered_transfer import can_unpack
 from jaxd_server.runtime.counters import Counters
-from jaxd_server.runtime.events import Emit
+from jaxd_server.runtime.events import Emit, repeat_output
 from jaxd_server.runtime.imported_packages import ImportedPackages
 from jaxd_server.runtime.log_events import EVENTS
 from jaxd_server.runtime.threads.executors import SingleFlight
@@ -112,7 +112,7 @@ class StorePrograms:
             recipe: the function, without its code, and one call of it.
             statics: which of its arguments are static.
             source: whom to ask for the code, and for what it reads: this process.
-            emit: takes the events of a build.
+            emit: takes the events of a build, and the output of one that is kept.
 
         Raises:
             Exception: what the function raises while it is traced, and jax's own errors.
@@ -134,7 +134,7 @@ class StorePrograms:
         obstacle = self._cache.obstacle(name)
         if obstacle is not None:
             return NotOffered(f"its program cannot be kept ({obstacle})")
-        found = self._kept(request.function, name)
+        found = self._kept(request, name)
         if found is not None:
             return found
         if self._building is None or not self._cache.is_shared:
@@ -157,16 +157,17 @@ class StorePrograms:
         program = self._source.programs.bytes_of(executable.program)
         return self._offered(request.function, executable.program.id, program, executable.form)
 
-    def _kept(self, function: Function, name: bytes) -> Offered | NotOffered | None:
+    def _kept(self, request: BuildRequest, name: bytes) -> Offered | NotOffered | None:
         """What is in the store, or was kept of it; None where there is nothing."""
-        record = self._cache.find(function, name)
+        record = self._cache.find(request.function, name)
         if record is None:
             return None
         try:
             program = self._cache.stored_bytes(record.program)
         except NotStored:
             return None
-        return self._offered(function, record.program, program, record.form)
+        repeat_output(record.output, request.emit)
+        return self._offered(request.function, record.program, program, record.form)
 
     def _offered(
         self, function: Function, name: bytes, program: Serialized, form: ResultLayout

@@ -14,6 +14,7 @@ from typing import Any, Final
 from jaxd_protocol.errors import Busy, JaxdError, LimitExceeded, ProtocolError
 from jaxd_protocol.messages.calls import (
     FAILED,
+    FIRST,
     FROM_CALLBACK,
     LOST_AGAIN,
     LOST_ONCE,
@@ -41,10 +42,10 @@ from jaxd_server.rpc.worker_context import WorkerContext
 from jaxd_server.runtime.call_trace import ConnectionTrace
 from jaxd_server.runtime.threads.cancellation import CallPhase
 
-_RESULT_ONLY: Final = MAY_REPEAT | ON_VALUES | FROM_CALLBACK | TIMED
+_RESULT_ONLY: Final = MAY_REPEAT | ON_VALUES | FROM_CALLBACK | TIMED | FIRST
 """Flags of calls that want a result and nothing else: what was warm before answers them."""
 
-_OF_PACE: Final = ~(ON_VALUES | TIMED)
+_OF_PACE: Final = ~(ON_VALUES | TIMED | FIRST)
 """Flags that matter to whether a call is quick."""
 
 
@@ -111,10 +112,7 @@ class CallScheduler:
         try:
             skeleton = self._session_state.skeleton(skeleton)
             client, session = self._client, self._session
-            pipeline = self._worker_context.pipeline
-            plan = pipeline.executables.plan(key, skeleton, session.device)
-            # What runs the call, when there is nothing that it would have to wait for.
-            warm = None if plan is None or pipeline.admission.is_barred else plan.executable
+            plan, warm = self._planned(key, skeleton, flags)
             is_quick = flags & _OF_PACE <= MAY_REPEAT and warm is not None and warm.runs_quickly
             make = Call if is_quick else InflightCall  # a quick one is not worth being cancelled
             emit = _tell_nothing if flags & SILENT else partial(client.emit, seq)
@@ -125,6 +123,7 @@ class CallScheduler:
             call.nbytes = nbytes
             call.deadline = None if timeout_s is None else time.monotonic() + timeout_s
             call.strict, call.warm_only = bool(flags & STRICT), bool(flags & WARM)
+            call.is_first = bool(flags & FIRST)
             call.call_back = partial(client.call_back, seq)
             # the word of a client alone would have a call admitted where others wait
             call.inside = bool(flags & FROM_CALLBACK and (client.called_back or session.asking))
@@ -135,8 +134,6 @@ class CallScheduler:
             if drops:
                 self._session_state.drop(drops)
             call.elsewhere, call.inflated = elsewhere, inflated
-            if flags & ~_RESULT_ONLY:
-                plan = None
             if elsewhere and flags & ON_VALUES:
                 return self._enqueue_ordered(call, plan, warm)
             if not isinstance(call, InflightCall):
@@ -146,6 +143,17 @@ class CallScheduler:
             self._share.end_call(nbytes)
             raise
         return None
+
+    def _planned(
+        self, key: bytes, skeleton: bytes, flags: int
+    ) -> tuple[Plan | None, Executable | None]:
+        """How a call is made that is known, and what runs it if there is nothing to wait for."""
+        pipeline = self._worker_context.pipeline
+        plan = pipeline.executables.plan(key, skeleton, self._session.device)
+        warm = None if plan is None or pipeline.admission.is_barred else plan.executable
+        if flags & FIRST and warm is not None and warm.output:
+            return None, None  # it has events to send, as one that is built
+        return None if flags & ~_RESULT_ONLY else plan, warm
 
     def _reserve(self, nbytes: int) -> int | JaxdError:
         """Reserves so many bytes as if they had been sent; returns them, or the error why not.

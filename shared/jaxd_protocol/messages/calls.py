@@ -184,3 +184,6 @@ SILENT: Final = 128
 
 TIMED: Final = 256
 """Flag of a call: where it leaves values, its reply says how long it ran."""
+
+FIRST: Final = 512
+"""Flag of a call: `jax.jit` would trace here, so what the trace has put out is sent, if not now."""

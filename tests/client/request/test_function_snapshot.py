@@ -14,13 +14,13 @@ from jaxd import Client
 from jaxd.request import function_snapshot
 from jaxd.request.function_snapshot import (
     WARN_AFTER,
+    FunctionRefusal,
     FunctionSnapshot,
     FunctionSpec,
     PackageChanges,
     RedecorationCounter,
     Refused,
     SnapshotCache,
-    WalkRefusal,
     package_changes,
 )
 from jaxd_protocol import fingerprint
@@ -418,7 +418,7 @@ def test_a_function_that_cannot_be_walked_is_walked_again_later(
     """After a second, or so many times as long as it took that it costs a twentieth."""
     now_s = 100.0
     monkeypatch.setattr(function_snapshot, "monotonic", lambda: now_s)
-    refusal = WalkRefusal("it is of C", walk_s)
+    refusal = FunctionRefusal("it is of C", walk_s)
     now_s += again_s - 0.1
     with pytest.raises(Refused, match="of C"):
         refusal.check()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jaxd_server.runtime import logs
-from jaxd_server.runtime.events import SILENT, OutputOnce
+from jaxd_server.runtime.events import SILENT, OutputOnce, repeat_output
 
 
 @pytest.fixture(autouse=True)
@@ -75,5 +75,12 @@ def test_a_function_that_is_traced_again_outputs_nothing_twice() -> None:
         for text in texts:
             emit("print", {"text": text})
     stage = ("stage", {"stage": "trace"})
-    a, b, c, d = (("print", {"text": text}) for text in "abcd")
+    a, b, c, d = (("print", {"text": text, "traced": True}) for text in "abcd")
     assert events == [stage, a, b, stage, c, stage, d]
+    told: list[tuple[str, Any]] = []
+    repeat_output(emit.output, lambda *event: told.append(event))
+    repeated = [("print", {"text": text, "traced": True, "repeated": True}) for text in "abcd"]
+    assert told == repeated
+    emit("print", {"text": "e" * 40_000})  # it is passed on, and is too much to be kept
+    repeat_output(emit.output, lambda *event: told.append(event))
+    assert told == repeated * 2

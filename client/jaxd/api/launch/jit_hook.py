@@ -13,14 +13,14 @@ import functools
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
-from types import MappingProxyType, ModuleType
+from types import FunctionType, MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from jaxd.api.decorator import CallOptions, bind, check_options
 from jaxd.api.function import FunctionBinding, PersistentFunction
 from jaxd.api.transforms import hide_frames
-from jaxd.dispatch.caller import Caller, CallerLookup
+from jaxd.dispatch.caller import Caller, CallerLookup, show_held_output
 from jaxd.interop.after_import import AfterImport
 from jaxd.interop.jax_runtime import is_staged
 from jaxd.interop.local_programs import UNKNOWN, JitCalls, calls_here
@@ -31,6 +31,8 @@ from jaxd_protocol.jit.static_args import infer_static_args
 from jaxd_protocol.packages.installed import content_of
 
 if TYPE_CHECKING:
+    from jaxd.request.call_request import CallRequest
+    from jaxd.tracing.fallback import LocalRun
     from jaxd.tracing.from_store import StoreCalls
 
 _PLAIN_CALLERS: Final = frozenset({"jax", "jaxlib", "jaxd", "jaxd_protocol", "jaxd_server"})
@@ -173,6 +175,7 @@ class HookedFunction(PersistentFunction[..., Any]):
         super().__init__(binding)
         statics = infer_static_args(binding.function, binding.options)
         self._jit_calls = binding.snapshots.jit_calls = JitCalls(binding.function, statics)
+        binding.snapshots.kinds = _kinds_of(binding.function)
         _hooked.add(binding.snapshots)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -196,12 +199,32 @@ class HookedFunction(PersistentFunction[..., Any]):
             return self._call_inline(*args, **kwargs)
         return super()._traced(caller, config, args, kwargs)
 
+    def _local_run(
+        self,
+        caller: Caller,
+        error: BaseException,
+        call: CallRequest | None = None,
+        *,
+        is_plain: bool = False,
+    ) -> LocalRun | None:
+        local = super()._local_run(caller, error, call, is_plain=is_plain)
+        if call is not None:
+            self._snapshots.forget(call.kind)
+        if local is None:
+            show_held_output(error)
+        return local
+
     def clear(self) -> int:
         """As of any persistent function, and what this process has."""
         self._jit_calls.clear()
         dropped = super().clear()
         self._binding.snapshots.clear()
         return dropped
+
+    def _cache_size(self) -> int:
+        """For how many kinds of calls `jax.jit` would have traced it."""
+        local = 0 if self._fallback is None else self._fallback.cache_size()
+        return local + len(self._snapshots.kinds or ())
 
     def _store_calls(self) -> tuple[StoreCalls, Config] | None:
         """As of any persistent function; but what a tool looks at runs where it can see it."""
@@ -221,6 +244,16 @@ class HookedFunction(PersistentFunction[..., Any]):
 
 _hooked: Final[WeakSet[SnapshotCache]] = WeakSet()
 """Of all hooked functions."""
+
+_kinds: Final[WeakKeyDictionary[FunctionType, set[int]]] = WeakKeyDictionary()
+
+
+def _kinds_of(function: Any) -> set[int]:
+    """The kinds of calls that a function has had, however often it was jitted: jax traces it once.
+
+    Others than functions have a set for each `jax.jit`: what is equal among them is theirs to say.
+    """
+    return _kinds.setdefault(function, set()) if type(function) is FunctionType else set()
 
 
 def _clear_caches(original: Callable[[], None]) -> Callable[[], None]:

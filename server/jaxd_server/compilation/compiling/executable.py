@@ -77,6 +77,7 @@ class Executable:
         principal: for whom it was made.
         kept_as: its name on disk; empty when it is not there.
         dependencies: the installed packages that its function may have run.
+        output: what its function has put out while it was traced, see `OutputOnce.output`.
         outdated: what has become of these since; it is made anew before it answers a call where
             that is possible.
         serial: a number of its own.
@@ -104,6 +105,7 @@ class Executable:
     principal: str = ""
     kept_as: bytes = b""
     dependencies: Dependencies = ()
+    output: str = ""
     serial: int = field(init=False, default_factory=_serials.__next__)
     calls: int = field(init=False, default=0)
     saved_s: float = field(init=False, default=0.0)

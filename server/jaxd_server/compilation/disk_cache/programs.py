@@ -401,6 +401,7 @@ class ProgramCache:
             time.time(),
             self._environments.keep(executable.dependencies),
             executable.principal,
+            executable.output,
         )
         self._queue.put(partial(self._keep, function, name, kept, executable))
 

@@ -31,6 +31,7 @@ class CallRecord:
         created: when that was, as `time.time()`.
         environment: names the packages that it depends on.
         principal: for whom it was made.
+        output: what the function has put out while it was traced, see `OutputOnce.output`.
     """
 
     name: str
@@ -49,6 +50,7 @@ class CallRecord:
     created: float
     environment: bytes
     principal: str
+    output: str = ""
 
     @property
     def recorded(self) -> RecordedCall:

@@ -229,7 +229,7 @@ BROKEN: list[Any] = [
     3,
     (),
     ("name", "step"),
-    CALL.to_content()[:-1],
+    CALL.to_content()[:-2],
     (*CALL.to_content(), ("more", 1)),
     (*CALL.to_content(), ("form", (b"no skeleton", ()))),
     (*CALL.to_content(), ("form", 3)),
