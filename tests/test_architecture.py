@@ -78,6 +78,7 @@ NAMES_PRIVATE_PARTS_OF_JAX = {
     "server/jaxd_server/user_code/jax_callbacks.py": "callbacks of the client's code",
     "server/jaxd_server/user_code/output.py": "the names of jax's own loggers",
     "shared/jaxd_protocol/jax_objects/arrays.py": "arrays from plain data, weak types, keys",
+    "shared/jaxd_protocol/jax_objects/installed_state.py": "rules, tracers and types of jax",
     "shared/jaxd_protocol/jax_objects/jit_objects.py": "the parts of a jitted function",
     "shared/jaxd_protocol/jax_objects/names.py": "the types of jax's objects",
     "shared/jaxd_protocol/jax_objects/decomposition.py": "a cached function that is made again",

@@ -108,6 +108,8 @@ class Caller:
             encoded = encode_arguments(args, kwargs, spec.statics, classes, self.session.store)
         if classes:
             spec.snapshot.reader.learn(classes)
+        if encoded.skeleton not in spec.snapshot.admitted:
+            spec.snapshot.admit(encoded.skeleton)
         stay = result_policy_for(results, on_values=bool(encoded.values))
         return CallRequest(
             spec,

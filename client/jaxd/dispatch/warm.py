@@ -70,6 +70,7 @@ def encode_warm_request(
         skeleton, buffers = encode_specs(args, kwargs, spec.statics, known_objects)
     if known_objects:
         snapshot.reader.learn(known_objects)
+    snapshot.admit(skeleton)
     return WarmRequest(spec, skeleton, b"", buffers, None, "auto", strict)
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from jaxd_protocol.errors import ConfigurationError, JaxdError, TracerError
+from jaxd_protocol.base.process import reset_after_fork
+from jaxd_protocol.errors import ConfigurationError, JaxdError, PackingError, TracerError
 from jaxd_protocol.jit.options import CONFIG_DEFAULTS, Config, normal_config
+from jaxd_protocol.packages.installed import is_local_module
 from jaxd_protocol.pytree import Leaf, TreeEncoder
 from jaxd_protocol.pytree.leaves import dtype_of
 
@@ -357,3 +360,54 @@ def _mapped(do: Callable[[Any], Any], tree: Any) -> Any:
         children = [_mapped(do, value) for value in tree]
         return type(tree)._make(children) if hasattr(tree, "_make") else tuple(children)
     return do(tree)
+
+
+class JaxChanges:
+    """Looks for code of the user's in jax itself. Thread-safe; loads nothing where jax is not.
+
+    Who registers a lowering rule for `sin_p`, or puts a method into jax's tracers, changes what
+    every function means that uses it. No function reaches that, so no walk finds it; a server does
+    not have it, and gets it for nobody, since it would hold for all clients.
+    """
+
+    def __init__(self) -> None:
+        self._state: Any = None
+        self.after_fork()
+        reset_after_fork(self)
+
+    def after_fork(self) -> None:
+        """In the child of a fork: a thread of the parent may have held the lock."""
+        self._lock = threading.Lock()  # guards _state
+
+    def check(self) -> None:
+        """Returns when there is none.
+
+        Raises:
+            PackingError: when there is some; the message names it.
+        """
+        if "jax" not in sys.modules:
+            return
+        with self._lock:
+            if self._state is None:
+                from jaxd_protocol.jax_objects.installed_state import InstalledState
+
+                self._state = InstalledState(_is_local)
+            found = self._state.changes()
+        if not found:
+            return
+        change, others = found[0], f", and {len(found) - 1} more" if len(found) > 1 else ""
+        what = f"is {change.code}" if change.code else "was replaced or removed"
+        raise PackingError(
+            f"{change.where} {what} in this process{others}: it changes what jax makes of every "
+            "function, and a server has jax as it was installed. Define a primitive or a function "
+            "of your own, whose rules travel; or run the function here with JAXD_INLINE=1."
+        )
+
+
+def _is_local(content: dict[str, Any]) -> bool:
+    name = content.get("__name__")
+    return is_local_module(name if isinstance(name, str) else None)
+
+
+check_unchanged: Final = JaxChanges().check
+"""That of this process."""

@@ -15,13 +15,21 @@ from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from jaxd.interop.jax_runtime import check_unchanged
 from jaxd.results.local_objects import LocalObjects
 from jaxd.results.reader import ResultReader
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.base.process import reset_after_fork
-from jaxd_protocol.errors import CompileAdvice, SkewWarning, TracedReadWarning, UnsharedWarning
+from jaxd_protocol.errors import (
+    CompileAdvice,
+    PackingError,
+    SkewWarning,
+    TracedReadWarning,
+    UnsharedWarning,
+)
 from jaxd_protocol.jit.options import Config, Options, Ship, function_key
 from jaxd_protocol.jit.static_args import StaticArgs, infer_static_args
+from jaxd_protocol.messages.calls import FailureOrigin, set_origin
 from jaxd_protocol.packages.distributions import Package, changed_since_first_seen, describe_change
 from jaxd_protocol.pytree.references import function_mark
 
@@ -190,6 +198,7 @@ class FunctionSnapshot:
         name: what people call it.
         manifest: its fingerprint, and what that is made of.
         specs: one for each configuration that it was called under.
+        admitted: signatures at whose first calls jax was as a server has it.
         pinned: by signature, the snapshot that stands for such calls.
         forms: skeletons of results that were requested, by key and arguments.
         installed: which state of the installed packages it was made with; see `package_changes`.
@@ -226,6 +235,7 @@ class FunctionSnapshot:
         self.name = getattr(function, "__qualname__", None) or type(function).__qualname__
         self.statics: StaticArgs = infer_static_args(function, options)
         self.specs: dict[Any, FunctionSpec] = {}
+        self.admitted = BoundedDict[bytes, None](_MAX_KNOWN)
         self.pinned = BoundedDict[bytes, FunctionSnapshot](_MAX_KNOWN)
         self.forms = BoundedDict[bytes, bytes](_MAX_KNOWN)
         self.refused = BoundedDict[bytes, str](_MAX_KNOWN)
@@ -264,6 +274,21 @@ class FunctionSnapshot:
     def fingerprint(self) -> bytes:
         """Sixteen bytes that stand for the function, with what it reads of this process."""
         return self.manifest.recorded_fingerprint
+
+    def admit(self, skeleton: bytes) -> None:
+        """Lets calls with a signature be answered by programs that others have as well.
+
+        For the first call with it, which is when `jax.jit` traces; later ones get what that got.
+
+        Raises:
+            PackingError: when code of the user's stands in jax itself, see `JaxChanges`.
+        """
+        try:
+            check_unchanged()
+        except PackingError as error:
+            set_origin(error, FailureOrigin("packing"))
+            raise
+        self.admitted[skeleton] = None
 
     def pinned_for_good(self) -> dict[bytes, FunctionSnapshot]:
         """Those that calls go on to use when the function has changed.
@@ -373,6 +398,16 @@ class FunctionSnapshot:
                 "keeps the value of that moment, for every client. Pass it as an argument."
             )
             warn_user(text, TracedReadWarning)
+
+
+def is_admitted(snapshot: FunctionSnapshot, skeleton: bytes) -> bool:
+    """Whether `FunctionSnapshot.admit` lets calls with a signature be answered, now or before."""
+    if skeleton not in snapshot.admitted:
+        try:
+            snapshot.admit(skeleton)
+        except PackingError:
+            return False
+    return True
 
 
 def _readers_of_classes(walked: WalkResult) -> frozenset[Reader]:

@@ -58,9 +58,9 @@ class ExportedFunction:
 
     Attributes:
         key, snapshot, options, donates, statics: as those of a `FunctionSpec`.
-        name, manifest, fingerprint, code, reader, forms, pinned, refused, served, archives,
-            calls_back, takes_arguments: as of a `FunctionSnapshot`; nothing of this process is
-            called back.
+        name, manifest, fingerprint, code, reader, admitted, forms, pinned, refused, served,
+            archives, calls_back, takes_arguments: as of a `FunctionSnapshot`; nothing of this
+            process is called back.
     """
 
     def __init__(self, name: str, code: bytes, structure: Any, options: Options) -> None:
@@ -77,12 +77,17 @@ class ExportedFunction:
         self.key = function_key(self.fingerprint, options)
         self.statics = NO_STATIC_ARGS
         self.reader = _TreeReader(structure)
+        self.admitted: dict[bytes, None] = {}
         self.forms: dict[bytes, bytes] = {}
         self.pinned: dict[bytes, Any] = {}
         self.refused: dict[bytes, str] = {}
         self.served: dict[bytes, None] = {}
         self.archives = None
         self.calls_back = self.takes_arguments = False
+
+    def admit(self, skeleton: bytes) -> None:
+        """It was traced here: what was changed in jax is in the program."""
+        self.admitted[skeleton] = None
 
     def pickling_context(self) -> AbstractContextManager[None]:
         """Nothing has to be prepared."""

@@ -30,7 +30,7 @@ from jaxd.events.warnings import WarningQueue
 from jaxd.interop.jax_runtime import import_jax, runs_here
 from jaxd.interop.local_programs import LoadedPrograms, LocalProgram, Taken, calls_here
 from jaxd.request.array_specs import encode_specs
-from jaxd.request.function_snapshot import ELSEWHERE, FunctionRefusal, Refused
+from jaxd.request.function_snapshot import ELSEWHERE, FunctionRefusal, Refused, is_admitted
 from jaxd.request.process_answers import confirmed
 from jaxd.results.exceptions import line_of
 from jaxd.tracing.here import LocalCalls, structure_of_result
@@ -231,6 +231,8 @@ class StoreCalls:
             spec.local = local
             known = local.found.get(skeleton)
             found = known if isinstance(known, Taken | str) else None
+            if found is None and not is_admitted(spec.snapshot, skeleton):
+                return None, "code of the user's stands in jax itself"
             found = found or self._found(snapshots, spec, skeleton)
             if found is not None:
                 local.found[skeleton] = found

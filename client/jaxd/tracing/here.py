@@ -39,7 +39,7 @@ from jaxd.interop.local_programs import (
 )
 from jaxd.interop.remote_array import RemoteArray, give_up
 from jaxd.request.array_specs import encode_specs
-from jaxd.request.function_snapshot import ELSEWHERE
+from jaxd.request.function_snapshot import ELSEWHERE, is_admitted
 from jaxd.request.known_calls import LEARN_AFTER, learn_calls
 from jaxd.request.packing_cache import guard_content
 from jaxd.tracing.fallback import fetched
@@ -600,6 +600,8 @@ class HereCaller(Caller):
         local: LocalCalls | None = spec.local
         misses = self._misses if is_new and not pickles else None
         if misses is not None and (local is None or local.is_missed(skeleton)):
+            if not is_admitted(spec.snapshot, skeleton):
+                return ELSEWHERE  # raised again where the call is encoded
             return self._run_missed(misses, spec, skeleton, (args, kwargs))
         found = None if local is None or pickles else self._found(local, spec, skeleton)
         if local is None or found is None:

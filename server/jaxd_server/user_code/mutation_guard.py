@@ -3,14 +3,15 @@
 Under `jax.jit` such a change is made in the caller's process. Here it would be made in a copy, and
 be lost; and whatever is traced later, for anybody, would see it. So it is undone, and an error.
 What cannot be undone, such as an iterator from which something was taken, spoils the function: it
-is not traced again, but unpacked anew.
+is not traced again, but unpacked anew. `InstalledGuard` does the same for jax itself.
 """
 
 from __future__ import annotations
 
+import threading
 from argparse import Namespace
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import CellType, CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any, Final, NamedTuple
@@ -22,9 +23,11 @@ from jaxd_protocol.errors import LostUpdateError, PackingError
 from jaxd_protocol.fingerprint import walk
 from jaxd_protocol.fingerprint.code.callbacks import names_in
 from jaxd_protocol.fingerprint.walk import WalkResult
+from jaxd_protocol.jax_objects.installed_state import Change, InstalledState
 from jaxd_protocol.jax_objects.names import is_of_jax
 from jaxd_protocol.jit.static_leaves import StaticLeaf
 from jaxd_protocol.packages.installed import is_local_module
+from jaxd_protocol.pickling.unpack.private_modules import is_private
 from jaxd_protocol.pytree import is_literal
 from jaxd_server.user_code.hidden_state import HiddenStates
 
@@ -307,3 +310,78 @@ def _is_same(one: Any, other: Any) -> bool:
 
 def _are_same(now: list[Any], before: list[Any]) -> bool:
     return len(now) == len(before) and all(map(_is_same, now, before))
+
+
+# jax itself -------------------------------------------------------------------------------------
+
+
+class Disturbed(Exception):
+    """Another function has changed jax while this one was traced: its trace is not to be used."""
+
+
+class InstalledGuard:
+    """Keeps jax as it was when the first function was traced. Thread-safe.
+
+    A function may register a rule for `sin_p`, or assign `jnp.sin = mine`, also by a module
+    that it imports. Under `jax.jit` that holds for the process of its caller from then on. Here it
+    would hold for all clients, and programs made with it would be kept.
+
+    Attributes:
+        undone: how often something was undone.
+    """
+
+    def __init__(self) -> None:
+        self.undone = 0
+        self._state = InstalledState(_is_of_client, with_modules=True)
+        self._lock = threading.Lock()  # held while it is looked at, and while it is undone
+
+    @contextmanager
+    def kept(self, captured: MutationGuard) -> Iterator[None]:
+        """Within it a function is traced; afterwards jax is as it was.
+
+        Args:
+            captured: of what the function reaches; it is spoiled where the function changes jax, as
+                a module that did so when it was imported does not do it again.
+
+        Raises:
+            LostUpdateError: when something was changed within.
+            Disturbed: when another thread did that.
+        """
+        self._undo()  # what ran in between, such as the code of a module that was unpacked
+        before = self.undone
+        try:
+            yield
+        finally:
+            found = self._undo()
+            captured.is_spoiled = captured.is_spoiled or bool(found)
+        if found:
+            raise LostUpdateError(
+                f"the function changes {found[0].where} while it is traced"
+                f"{f', to {found[0].code}' if found[0].code else ''}. On the server that would "
+                "hold for all clients, so it was undone. Do it in your own process, outside of the "
+                "function: then such functions run there; or define a primitive or a function of "
+                "your own."
+            )
+        if self.undone != before:
+            raise Disturbed
+
+    def _undo(self) -> list[Change]:
+        """Makes jax what it was; what was found."""
+        with self._lock:
+            found = self._state.changes()
+            if found:
+                for each in found:
+                    each.undo()
+                jax.clear_caches()  # which may have traces that were made with it
+                self.undone += 1
+        return found
+
+
+def _is_of_client(content: Mapping[str, Any]) -> bool:
+    """Whether functions with these globals came from a client."""
+    names = content.get("__builtins__")
+    return isinstance(names, dict) and is_private(names)
+
+
+installed_guard: Final = InstalledGuard()
+"""That of this process."""

@@ -22,7 +22,7 @@ def stream_over(line: socket.socket | TlsSocket) -> BulkStream:
     if isinstance(line, socket.socket):
         tune_socket(line)
         return BulkStream(line)
-    from jaxd_protocol.wire.tls_stream import TlsStream  # most connections need no TLS
+    from jaxd_protocol.wire.tls_socket import TlsStream  # most connections need no TLS
 
     line.settimeout(None)
     tune_socket(line.raw)

@@ -10,7 +10,7 @@ from itertools import count
 import pytest
 
 from jaxd_protocol.errors import InternalError, LimitExceeded
-from jaxd_protocol.wire import BulkChannel, BulkStream, frames, stream, tls_socket, tls_stream
+from jaxd_protocol.wire import BulkChannel, BulkStream, frames, stream, tls_socket
 from jaxd_protocol.wire.frames import MAX_BUFFERS, FrameReader, FrameWriter
 from jaxd_protocol.wire.stream import MAX_DESCRIPTORS
 from tests.shared.wire.by_hand import Sent, file_of, frame_bytes, open_files, streams
@@ -18,7 +18,7 @@ from tests.shared.wire.interrupt import HANDLES_SIGNALS, Interrupt
 from tests.shared.wire.test_frame_reader import read_all, received
 
 LIMIT = 1 << 24
-MODULES = (frames, stream, tls_stream, tls_socket)
+MODULES = (frames, stream, tls_socket)
 
 
 def write(writer: FrameWriter, frame: Sent) -> None:

@@ -10,8 +10,7 @@ import pytest
 from jaxd_protocol.errors import InternalError
 from jaxd_protocol.wire import BulkChannel, BulkStream, stream_over
 from jaxd_protocol.wire.frames import FrameReader, FrameWriter
-from jaxd_protocol.wire.tls_socket import TlsSocket
-from jaxd_protocol.wire.tls_stream import TlsStream
+from jaxd_protocol.wire.tls_socket import TlsSocket, TlsStream
 from tests.certificates import tls_pair, tls_streams
 from tests.shared.wire.by_hand import Sent
 from tests.shared.wire.interrupt import endlessly, swallowed_interrupt

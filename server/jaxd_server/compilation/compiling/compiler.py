@@ -9,12 +9,19 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import jax
 
-from jaxd_protocol.errors import ArgumentError, ConfigurationError, InternalError, ResultError
+from jaxd_protocol.errors import (
+    ArgumentError,
+    ConfigurationError,
+    InternalError,
+    LostUpdateError,
+    ResultError,
+)
 from jaxd_protocol.jax_objects.program_bytes import Serialized
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.jit.program_identity import program_text
@@ -40,8 +47,16 @@ from jaxd_server.runtime.events import Emit
 from jaxd_server.runtime.imported_packages import Dependencies
 from jaxd_server.runtime.system_memory import resident_bytes
 from jaxd_server.user_code.interrupt import run_interruptibly
-from jaxd_server.user_code.mutation_guard import NO_GUARD, MutationGuard
+from jaxd_server.user_code.mutation_guard import (
+    NO_GUARD,
+    Disturbed,
+    MutationGuard,
+    installed_guard,
+)
 from jaxd_server.user_code.output import CallOutput, capture_warnings, output_to
+
+_MOST_TRACES: Final = 3
+"""So often is a function traced where other functions change jax meanwhile."""
 
 
 class Compiled(NamedTuple):
@@ -180,8 +195,33 @@ class Compiler:
         Raises:
             Interrupted: when it was, see `run_interruptibly`.
             Exception: whatever the function raises while it is traced, and jax's own errors.
-            LostUpdateError: when it changes what it reaches, or a static argument.
+            LostUpdateError: when it changes what it reaches, a static argument, or jax itself.
             ResultError: when its result cannot travel.
+        """
+        given = function, name, options, arguments, structure, emit, captured
+        for _ in range(_MOST_TRACES):
+            with suppress(Disturbed):
+                return self._lower(*given)
+        raise LostUpdateError(
+            f"while {name} was traced, other functions changed jax on the server, each time. That "
+            "was undone. Call it again."
+        )
+
+    def _lower(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        options: Options,
+        arguments: Arguments,
+        structure: Any,
+        emit: Emit,
+        captured: MutationGuard,
+    ) -> LoweredFunction:
+        """As `lower`.
+
+        Raises:
+            Disturbed: when another function has changed jax meanwhile.
+            Exception: as `lower`.
         """
         started = time.monotonic()
         emit("stage", {"stage": "trace", "function": name})
@@ -190,6 +230,7 @@ class Compiler:
                 pinned(options.config),
                 jax.log_compiles(True),
                 output_to(CallOutput(emit)),
+                installed_guard.kept(captured),
                 captured.kept(),
                 MutationGuard.of_statics(arguments).kept(),
             ):
@@ -274,7 +315,12 @@ class Compiler:
         args, kwargs = arguments
         statics = MutationGuard.of_statics(arguments)
         try:
-            with pinned(options.config), captured.kept(), statics.kept():
+            with (
+                pinned(options.config),
+                installed_guard.kept(captured),
+                captured.kept(),
+                statics.kept(),
+            ):
                 jitted = jax.jit(self._private(function), **options.jit_arguments())
                 if shown.stage == "jaxpr":
                     traced = run_interruptibly(lambda: jitted.trace(*args, **kwargs))

@@ -28,7 +28,7 @@ from jaxd_protocol.fingerprint.process_view import ClientProcess
 from jaxd_protocol.fingerprint.values.reflection import of_classes
 from jaxd_protocol.jit.options import fingerprint_of
 from jaxd_protocol.messages.function_manifest import FunctionManifest
-from jaxd_protocol.pickling.unpack.archives import UnpackedArchive
+from jaxd_protocol.pickling.unpack.archives import UnpackedArchive, forget_archive
 from jaxd_protocol.pickling.unpack.content_table import ClassId, content_table
 from jaxd_protocol.pickling.unpack.unpickler import Unpacked, unpack, unpack_function
 from jaxd_server.codec.object_references import object_numbers
@@ -74,10 +74,15 @@ class UnpackedFunction:
         finally:
             if self.archive is not None:
                 self.archive.found.update(self.reads.found)
+                if self.captured.is_spoiled and not self.archive.is_spoiled:
+                    self.archive.is_spoiled = True
+                    forget_archive(self.archive)
 
     def fits(self, manifest: FunctionManifest | None) -> bool:
         """Whether it can be traced for a client that describes it so."""
         if self.captured.is_spoiled or self.reads.refused is not None:
+            return False
+        if self.archive is not None and self.archive.is_spoiled:
             return False
         return {*self.reads.recorded} <= {*(() if manifest is None else manifest.reads)}
 

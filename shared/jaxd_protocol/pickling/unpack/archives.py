@@ -37,7 +37,10 @@ class UnpackedArchive(PrivateModules):
     Attributes:
         archive: the same.
         found: what its modules may have read of their client's process, with the values.
+        is_spoiled: whether what its modules did when they ran was undone.
     """
+
+    is_spoiled = False
 
     def __init__(self, archive: Archive) -> None:
         super().__init__()
