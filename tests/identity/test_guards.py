@@ -57,6 +57,14 @@ class Model(Base):
 class Twin(Base):
     width = 9
     def run(self, x): return x
+class Reducing:
+    def __init__(self, items): self.items, self.table = list(items), {"a": [1]}
+    def __reduce__(self): return Reducing.made, (tuple(self.items), tuple(self.table["a"]))
+    @staticmethod
+    def made(items, more):
+        made = Reducing(items)
+        made.table["a"] = list(more)
+        return made
 class Slotted:
     __slots__ = ("a", "b")
     def __init__(self): self.a, self.b = 1, [2]
@@ -86,6 +94,8 @@ def whole_config(x): return vars(CONFIG)
 def uses_class(x): return Model(x)
 def uses_instance(x): return [model]
 def uses_holder(x): return HOLDER
+reducing = Reducing([1, 2])
+def uses_reducing(x): return [reducing]
 def uses_slots(x): return [slotted]
 def uses_data(x): return [data]
 bound, counted = model.run, model.counted
@@ -185,6 +195,8 @@ CHANGES = [
     Change("a method of a base", "uses_class", "m.Base.deep.__defaults__ = (1,)", "m.Base.deep.__defaults__ = None"),
     Change("a property", "uses_class", "old = m.Model.double; m.Model.double = property(lambda self: 1)", "m.Model.double = old"),
     Change("a static method", "uses_class", "old = vars(m.Model)['fixed']; m.Model.fixed = staticmethod(m.other)", "m.Model.fixed = old"),
+    Change("a list of which __reduce__ makes a tuple", "uses_reducing", "m.reducing.items[0] = 9", "m.reducing.items[0] = 1"),
+    Change("a list in a dict of such an object", "uses_reducing", "m.reducing.table['a'].append(9)", "m.reducing.table['a'].pop()"),
     Change("the bases", "uses_class", "m.Model.__bases__ = (m.Elsewhere,)", "m.Model.__bases__ = (m.Base,)"),
     Change("the metaclass's method", "uses_class", "old = m.Meta.made.__code__; m.Meta.made.__code__ = (lambda cls: 3).__code__", "m.Meta.made.__code__ = old"),
     Change("an item of a list", "lists", "m.LIST[0] = 9", "m.LIST[0] = 1"),
@@ -346,6 +358,59 @@ def test_what_is_put_into_builtins_is_noticed_and_refused(
         walk(getattr(subject, name), name)
     monkeypatch.undo()
     assert before.guards.hold()
+
+
+class OwnModule(ModuleType):
+    """One whose class has attributes."""
+
+    kind = 3
+    own = 4
+
+    @property
+    def rate(self) -> float:
+        """Computed when it is read."""
+        return 2.0
+
+
+class Answering(ModuleType):
+    """One that makes what it does not have."""
+
+    def __getattr__(self, name: str) -> Any:
+        return 5
+
+
+READS = """
+def plain(x): return x * own_module.own
+def by_class(x): return x * getattr(own_module, "kind", 1)
+def computed(x): return x * getattr(own_module, "rate", 1)
+def whole(x): return [own_module]
+"""
+
+
+@pytest.mark.parametrize(
+    ("cls", "name", "is_refused"),
+    [
+        *(
+            (OwnModule, name, name != "plain")
+            for name in ("plain", "by_class", "computed", "whole")
+        ),
+        *((Answering, name, name != "plain") for name in ("plain", "by_class", "whole")),
+        *((ModuleType, name, False) for name in ("plain", "by_class", "computed", "whole")),
+    ],
+)
+def test_what_the_class_of_a_module_answers_is_refused(
+    cls: type[ModuleType], name: str, is_refused: bool, subject: ModuleType
+) -> None:
+    """A server has modules of Python's own class: such an attribute would not be there."""
+    module = cls("guarded_own")
+    vars(module)["own"] = 1
+    vars(subject)["own_module"] = module
+    exec(READS, vars(subject))
+    if not is_refused:
+        assert _digest(subject, name)
+        return
+    with pytest.raises(PackingError, match=f"guarded_own, whose class {cls.__name__} has"):
+        walk(getattr(subject, name), name)
 
 
 def test_a_module_that_is_loaded_later_is_noticed(subject: ModuleType) -> None:

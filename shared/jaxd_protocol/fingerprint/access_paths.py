@@ -264,6 +264,7 @@ def _module_attribute(
     if kind == "w":
         walk.reach.partial_read_of(module)
         return MISSING, ()
+    modules.refuse_own_class(walk, module, name)
     if value is MISSING and "__getattr__" in content:
         return _made_when_read(walk, module, name, rest)
     walk.guards.item(content, name, value)

@@ -20,6 +20,7 @@ from jaxd_protocol.fingerprint.values.classes import emit_by_content
 from jaxd_protocol.fingerprint.values.reductions import (
     forwards,
     guard_own_content,
+    guard_parts,
     kept_names,
     own_attributes,
     reduce_by_content,
@@ -176,6 +177,8 @@ def _instance(walk: Walk, value: Any) -> None:
         return
     walk.guards.instance(value)
     _guard_content(walk, value)
+    if walk.is_local(kind.__module__):
+        guard_parts(walk.guards, value)
     if isinstance(reduced, str) and walk.is_local(kind.__module__):
         reduced = reduce_by_content(value)
     if isinstance(reduced, str):

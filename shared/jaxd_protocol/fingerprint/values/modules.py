@@ -220,6 +220,7 @@ def _local_module(walk: Walk, module: ModuleType) -> None:
             walk.write(digest(source.read()))
         walk.unpicklable(module, "it is a compiled extension module")
         return
+    refuse_own_class(walk, module)
     walk.tag("module")
     content = vars(module)
     names = sorted(content_names(module))
@@ -229,6 +230,41 @@ def _local_module(walk: Walk, module: ModuleType) -> None:
         walk.text(name)
         found = getter_of(module) if name == "__getattr__" else content[name]
         walk.emit_labelled(f"global {name}", found)
+
+
+def refuse_own_class(walk: Walk, module: ModuleType, name: str | None = None) -> None:
+    """Refuses a read of a local module that a class of the user's may answer.
+
+    Args:
+        walk: says how it was reached.
+        module: the module, which arrives as one of Python's own class.
+        name: of the attribute; None: all of the module is read.
+
+    Raises:
+        PackingError: when the class has the attribute, or makes attributes.
+    """
+    for base in type(module).__mro__:
+        if base is ModuleType:
+            return
+        if walk.is_local(base.__module__) and _answers(base, vars(module), name):
+            raise PackingError(
+                f"{walk.path()} reads the module {module.__name__}, whose class "
+                f"{base.__qualname__} has attributes of its own, and a server has modules of "
+                "Python's class. Make an object of that class, and give it another name than the "
+                "module; or define __getattr__ in the module."
+            )
+
+
+def _answers(cls: type, content: dict[str, Any], name: str | None) -> bool:
+    """Whether a class of a module has an attribute that the module itself does not have."""
+    own = vars(cls)
+    if "__getattribute__" in own:
+        return True
+    if name is None:
+        return "__getattr__" in own or any(not each.startswith("__") for each in own)
+    if name in content:
+        return hasattr(type(own.get(name)), "__set__")
+    return name in own or "__getattr__" in own
 
 
 def content_names(module: ModuleType) -> list[str]:

@@ -8,7 +8,7 @@ of these the class is asked, and their state is what they hold themselves.
 from __future__ import annotations
 
 import copyreg
-from collections import defaultdict
+from collections import OrderedDict, defaultdict, deque
 from functools import partial
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, Final
@@ -180,6 +180,36 @@ def _holds(value: Any, name: str, content: Any) -> bool:
     return slot_content(value, name) is content
 
 
+_MOST_INSIDE: Final = 256
+
+
+def guard_parts(guards: Guards, value: Any) -> None:
+    """Notices changes in what an object holds, where its class says itself how it is pickled.
+
+    Of a list that it holds it may give a tuple, which is another one each time. Only for the user's
+    own classes: a library's may keep what nobody asks for.
+    """
+    cls: Any = type(value)
+    is_plain = cls.__reduce_ex__ is object.__reduce_ex__ and cls.__reduce__ is object.__reduce__
+    if is_plain and cls not in copyreg.dispatch_table:
+        return
+    left = [*(own_attributes(value) or {}).values()]
+    left += [slot_content(value, name) for name in slot_names(cls)]
+    seen: set[int] = set()
+    while left and len(seen) < _MOST_INSIDE:
+        each = left.pop()
+        if id(each) in seen or type(each) not in _CONTAINERS:
+            continue
+        seen.add(id(each))
+        if type(each) is not tuple:
+            guard = guards.mapping if isinstance(each, dict) else guards.sequence
+            guard(each)
+        left += each.values() if isinstance(each, dict) else each
+    if left:
+        guards.incomplete()
+
+
+_CONTAINERS: Final = frozenset({dict, OrderedDict, defaultdict, list, deque, set, tuple})
 _SET_IN_C: Final[dict[type, tuple[str, ...]]] = {
     defaultdict: ("default_factory",),
     partial: ("func", "args", "keywords"),
