@@ -14,7 +14,7 @@ from typing import Any
 
 from jaxd.api.launch.summary import described
 from tests.corpus import report
-from tests.corpus.comparing import summary, verification_of_all, verified_summary
+from tests.corpus.comparing import run_summary, summary, verification_of_all, verified_summary
 from tests.corpus.data import make_data
 from tests.corpus.places import Corpus, MissingError, corpus_directory
 from tests.corpus.programs import PROGRAMS, QUICK
@@ -77,6 +77,8 @@ def _run(corpus: Corpus, row: Row, options: argparse.Namespace) -> dict[str, Any
             return run_suite(corpus, row, again=options.again)
         if options.verify:
             return verify_program(corpus, row, again=options.again)
+        if options.run:
+            return run_by_command(corpus, row, again=options.again)
         return run_program(corpus, row, again=options.again)
     except MissingError as error:
         found = {"verdict": "skipped", "error": str(error)}
@@ -140,6 +142,31 @@ def run_program(corpus: Corpus, program: Program, *, again: bool) -> dict[str, A
     return found
 
 
+def run_by_command(corpus: Corpus, program: Program, *, again: bool) -> dict[str, Any]:
+    """What becomes of a program by `jaxd run`, beside `python`; runs what has not been run yet.
+
+    Args:
+        corpus: where results are kept.
+        program: the program.
+        again: whether it is run by `jaxd run` again; runs in plain jax are never repeated.
+
+    Raises:
+        MissingError: when something is not there that it needs.
+    """
+    kept = _Kept(corpus, program, "run")
+    runner = Runner(corpus, program)
+    runs = kept.runs
+    if "plain" not in runs:
+        runs |= runner.in_plain_jax(mode="")
+        kept.save(runs, {})
+    ran = runs["plain"]["status"] == 0 and runs["plain_again"]["status"] == 0
+    if ran and (again or "warm" not in runs):
+        runs |= runner.by_jaxd_run()
+    found = run_summary(runs)
+    kept.save(runs, found)
+    return found
+
+
 def verify_program(corpus: Corpus, program: Program, *, again: bool) -> dict[str, Any]:
     """Whether the programs that answer it are those that its own jax makes, under two hash seeds.
 
@@ -194,6 +221,8 @@ def _said(found: dict[str, Any]) -> str:
             f"{found['pass']} of {found['reached']} pass ({found['pass_in_plain_jax']} in plain "
             f"jax), calls {found['calls']}, CPU {found['cpu_s']}{''.join(failed[:40])}"
         )
+    if "said" in found:
+        return _said_by_command(found)
     if "functions" not in found:
         text = f"{found['verdict']}: {found.get('error') or ''}"
         if "traces" in found:
@@ -211,6 +240,18 @@ def _said(found: dict[str, Any]) -> str:
     for reason in [*found["local_reasons"], *found["not_served"], found.get("error")]:
         text += f"\n      {reason}" if reason else ""
     return text
+
+
+def _said_by_command(found: dict[str, Any]) -> str:
+    output = [found["output"][kind] for kind in ("cold", "warm")]
+    text = (
+        f"{found['verdict']}: of {output[0]['lines']} lines {output[0]['missing']} and "
+        f"{output[1]['missing']} missing, traces {found['traces']['cold']} then "
+        f"{found['traces']['warm']}, CPU {found['cpu_s']}"
+    )
+    said = [line for lines in found["said"].values() for line in lines]
+    examples = [f"missing: {each['example']}" for each in output if each["missing"]]
+    return "\n      ".join([text, *said, *examples, *filter(None, [found["error"]])])
 
 
 def _is_named(row: Row, words: list[str]) -> bool:
@@ -234,6 +275,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         action="store_true",
         help="only compare the programs that answer with those that plain jax makes, under two "
         "hash seeds",
+    )
+    parser.add_argument(
+        "--run", action="store_true", help="run them by `jaxd run`, and compare what they print"
     )
     parser.add_argument("--again", action="store_true", help="run under jaxd what has been run")
     parser.add_argument("--scratch", action="store_true", help="keep and use no earlier results")

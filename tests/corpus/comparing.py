@@ -84,6 +84,51 @@ def _together(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
+def run_summary(runs: Mapping[str, Run]) -> dict[str, Any]:
+    """What is reported of a program that `jaxd run` has run twice.
+
+    Args:
+        runs: `plain`, `plain_again` and `plain_warm`, in which nothing is hooked; `cold` and
+            `warm`.
+    """
+    if runs["plain"]["status"] != 0 or runs["plain_again"]["status"] != 0:
+        return {"verdict": "fails in plain jax", "error": last_line(runs["plain"]["stderr"])}
+    both = {kind: runs[kind] for kind in ("cold", "warm")}
+    failed = next((run for run in both.values() if run["status"] != 0), None)
+    found = {
+        "completes": failed is None,
+        "error": f"{failed['status']}: {last_line(failed['stderr'])}" if failed else "",
+        "output": {kind: output_agreement(runs, run) for kind, run in both.items()},
+        "said": {kind: report_of(run) for kind, run in both.items()},
+        "traces": {kind: run["server"]["traces"] for kind, run in both.items()},
+        "worker_restarts": sum(run["worker_restarts"] for run in both.values()),
+        **{
+            each: {
+                kind: round(run[each] + (run.get("cpu_server_s", 0) if each == "cpu_s" else 0), 1)
+                for kind, run in runs.items()
+            }
+            for each in ("cpu_s", "wall_s")
+        },
+    }
+    return {**found, "verdict": _run_verdict(found)}
+
+
+def _run_verdict(found: Mapping[str, Any]) -> str:
+    if not found["completes"]:
+        return "fails"
+    if any(output["missing"] for output in found["output"].values()):
+        return "differs"
+    reports = found["said"].values()
+    return "fell back" if any(" 0 fell back" not in said[:1][0] for said in reports) else "served"
+
+
+def report_of(run: Run) -> list[str]:
+    """What `jaxd run --report` has printed at its end, at least one line."""
+    lines = run["stderr"].splitlines()
+    first = next((i for i, line in enumerate(lines) if line.startswith("jaxd: ")), len(lines))
+    return lines[first:] or [""]
+
+
 def verified_summary(runs: Mapping[str, Run]) -> dict[str, Any]:
     """What is reported of a program that was only compared."""
     failed = next((run for run in runs.values() if run["status"] != 0), None)

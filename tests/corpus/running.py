@@ -85,21 +85,25 @@ class Runner:
         self._files = corpus.checkout(project) if project.repository else ROOT
         self._python = corpus.python(project)
 
-    def in_plain_jax(self) -> dict[str, dict[str, Any]]:
-        """Runs in plain jax: without jax's disk cache, with an empty one, and with a warm one."""
+    def in_plain_jax(self, mode: str = "plain") -> dict[str, dict[str, Any]]:
+        """Runs in plain jax: without jax's disk cache, with an empty one, and with a warm one.
+
+        Args:
+            mode: `plain`, where results are recorded; or empty, where nothing is hooked.
+        """
         with working_directory() as place:
             cache = {
                 "JAX_COMPILATION_CACHE_DIR": str(place / "jax-cache"),
                 "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
                 "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
             }
-            first = self._run(place / "plain", "plain", {})
+            first = self._run(place / "plain", mode, {})
             if first["status"] != 0:
                 return dict.fromkeys(("plain", "plain_again", "plain_warm"), first)
             return {
                 "plain": first,
-                "plain_again": self._run(place / "again", "plain", cache),
-                "plain_warm": self._run(place / "warm", "plain", cache),
+                "plain_again": self._run(place / "again", mode, cache),
+                "plain_warm": self._run(place / "warm", mode, cache),
             }
 
     def on_a_server(self) -> dict[str, dict[str, Any]]:
@@ -112,6 +116,14 @@ class Runner:
                 "cold": self._run_served(place / "cold", server),
                 "warm": self._run_served(place / "second", server),
                 **self._run_verified(place, server),
+            }
+
+    def by_jaxd_run(self) -> dict[str, dict[str, Any]]:
+        """Two processes of `jaxd run`, as a user starts them, on a server that knows nothing."""
+        with working_directory() as place, self._server(place) as server:
+            return {
+                name: self._run_served(place / name, server, by_command=True)
+                for name in ("cold", "warm")
             }
 
     def verified_on_a_server(self) -> dict[str, dict[str, Any]]:
@@ -162,14 +174,21 @@ class Runner:
         return runs
 
     def _run_served(
-        self, place: Path, server: LiveServer, more: Mapping[str, str] = NOTHING_MORE
+        self,
+        place: Path,
+        server: LiveServer,
+        more: Mapping[str, str] = NOTHING_MORE,
+        *,
+        by_command: bool = False,
     ) -> dict[str, Any]:
         counts = server.directory / "server"
         pid = server.process.pid
         with jaxd.connect(server.unix) as client:
             before = client.statistics(), events_in(counts), cpu_of_tree(pid)
             served = {"JAXD_SERVER": server.unix, "JAXD_FALLBACK": "local", **more}
-            run = self._run(place, "jaxd", served)
+            served["XDG_CACHE_HOME"] = server.environment["XDG_CACHE_HOME"]  # as for a user
+            words = ("-m", "jaxd.cli", "run", "--report") if by_command else ()
+            run = self._run(place, "" if by_command else "jaxd", served, words)
             after = client.statistics(), events_in(counts), cpu_of_tree(pid)
         run["cpu_server_s"] = round(after[2] - before[2], 2)
         run["server"] = {
@@ -180,7 +199,9 @@ class Runner:
         run["worker_restarts"] = after[0].epoch - before[0].epoch
         return run
 
-    def _run(self, place: Path, mode: str, more: Mapping[str, str]) -> dict[str, Any]:
+    def _run(
+        self, place: Path, mode: str, more: Mapping[str, str], words: tuple[str, ...] = ()
+    ) -> dict[str, Any]:
         records = place / "records"
         records.mkdir(parents=True)
         program = self._program
@@ -203,7 +224,8 @@ class Runner:
         }
         work = place / "work"
         work.mkdir()
-        command = [str(self._python), str(self._main(place)), *map(self._filled, program.arguments)]
+        command = [str(self._python), *words, str(self._main(place))]
+        command += map(self._filled, program.arguments)
         ended = run_measured(command, environment, work, program.patience_s)
         return {
             **ended,

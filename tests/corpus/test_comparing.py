@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.corpus import report, suites
-from tests.corpus.comparing import agreement, last_line, output_agreement, summary
+from tests.corpus.comparing import agreement, last_line, output_agreement, run_summary, summary
 
 
 def run(results: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
@@ -54,6 +54,33 @@ def runs(**changed: Any) -> dict[str, Any]:
 def test_the_verdict_is_the_worst_that_is_true(changed: Any, verdict: str) -> None:
     """Of either process on the server."""
     assert summary(runs(**changed))["verdict"] == verdict
+
+
+def by_command(fell_back: int = 0, **more: Any) -> dict[str, Any]:
+    """A run by `jaxd run --report`."""
+    said = f"a warning\njaxd: 3 calls, {fell_back} fell back, 0.0 s saved\n  1 x f: why\n"
+    return run(**{"wall_s": 3.0, "stderr": said, **more})
+
+
+@pytest.mark.parametrize(
+    ("changed", "verdict"),
+    [
+        ({}, "served"),
+        ({"cold": by_command(fell_back=1)}, "fell back"),
+        ({"warm": by_command(fell_back=10)}, "fell back"),
+        ({"warm": by_command(stdout="loss 1.6\n")}, "differs"),
+        ({"warm": by_command(stderr="")}, "fell back"),
+        ({"cold": by_command(status=1)}, "fails"),
+        ({"plain": by_command(status=1)}, "fails in plain jax"),
+    ],
+)
+def test_the_verdict_on_jaxd_run_is_of_what_was_printed(changed: Any, verdict: str) -> None:
+    """Nothing is recorded in the program: there are its output, and the report."""
+    given = {name: by_command() for name in runs()} | changed
+    found = run_summary(given)
+    assert found["verdict"] == verdict
+    if verdict == "served":
+        assert found["said"]["warm"][1] == "  1 x f: why"
 
 
 @pytest.mark.parametrize(

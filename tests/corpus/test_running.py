@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.corpus.__main__ import in_turns, run_program
+from tests.corpus.__main__ import in_turns, run_by_command, run_program
 from tests.corpus.places import Corpus, MissingError, Project
 from tests.corpus.running import Program, code_of_notebook
 
@@ -126,3 +126,22 @@ def test_a_program_is_run_and_compared_and_its_refusals_are_counted(clone: Path)
     kept = {file: file.stat().st_mtime_ns for file in corpus.results.iterdir()}
     assert run_program(corpus, program, again=False) == json.loads(json.dumps(found))
     assert len(kept) == 1
+
+
+@pytest.mark.soak
+@pytest.mark.own_server
+@pytest.mark.timeout(120)
+def test_a_program_is_run_by_the_command_and_its_output_compared(clone: Path) -> None:
+    """Both processes have one cache, as those of a user."""
+    corpus = Corpus(clone)
+    program = Program(project_of(clone), "examples/program.py")
+    found = run_by_command(corpus, program, again=False)
+    assert found["verdict"] == "fell back"
+    assert [said[0].split(",")[0] for said in found["said"].values()] == ["jaxd: 2 calls"] * 2
+    assert all("refused" in said[1] for said in found["said"].values())
+    assert {kind: each["missing"] for kind, each in found["output"].items()} == {
+        "cold": 0,
+        "warm": 0,
+    }
+    assert found["traces"]["cold"] == found["traces"]["warm"] + 2
+    assert run_by_command(corpus, program, again=False) == json.loads(json.dumps(found))

@@ -165,6 +165,23 @@ results = [solution.value]
 
 
 @pytest.mark.soak
+@pytest.mark.counts_builds
+def test_constants_of_a_library_come_home_in_the_structure_of_a_result(report: Report) -> None:
+    """Of a class that only a function of another library has: each solver of lineax is one."""
+    pytest.importorskip("lineax")
+    program = """
+import jax.numpy as jnp, lineax
+
+solution = lineax.linear_solve(lineax.MatrixLinearOperator(jnp.eye(3) * 2), jnp.ones(3))
+assert type(solution.state[0]) is type(lineax._solve._lu_token), solution.state
+made, results = [vars(lineax.linear_solve)["_cached"]], [solution.value]
+"""
+    first, second = report(program), report(program)
+    assert first["results"] == second["results"] == [[0.5, 0.5, 0.5]]
+    assert (first["calls"], first["traces"], second["traces"]) == (1, 1, 0)
+
+
+@pytest.mark.soak
 def test_jax_itself_uses_its_own_jit(report: Report) -> None:
     """Functions of jax that are jitted with `jax.jit` are not served."""
     program = """

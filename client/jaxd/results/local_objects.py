@@ -434,7 +434,18 @@ class LocalObjects:
         if self._named_in_code is None:
             bare = (each for each in (*self._objects, *self._others) if type(each) is object)
             self._named_in_code = _by_name((*self._installed, *bare))
-        return self._named_in_code.get((module, name), _missing)
+        found = self._named_in_code.get((module, name), _missing)
+        return self._empty_constant(module, name) if found is _missing else found
+
+    def _empty_constant(self, module: str, name: str) -> Any:
+        """What a package that the function deals with has in it to be told from all else."""
+        if not self.reaches(module):
+            return _missing
+        from jaxd_protocol.packages.bare_objects import constant_name, is_empty_constant
+        from jaxd_protocol.packages.installed import content_of
+
+        found = content_of(module).get(name, _missing)
+        return found if is_empty_constant(found) and constant_name(found) else _missing
 
     def _method(self, owner: tuple[Any, ...], name: str) -> Any:
         """A method of a known object that the function's own code names."""

@@ -17,6 +17,9 @@ from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.packages.installed import content_of, is_local_module
 
 _MAKES_AN_OBJECT: Final = r".*\bobject\(\)"
+_IS_A_CALL: Final = r"[\w.]+\("
+_MADE_BY_PYTHON: Final = 1 << 9
+"""The flag of classes that were made by a `class` statement, as CPython has it."""
 
 Place = tuple[str, str]
 """A module, and the name of a global of it."""
@@ -34,8 +37,21 @@ def bare_object_name(value: object) -> Place | None:
     The module is the one whose source makes it, as in ``sentinel = object()``, before those that
     import it from there: which of these are loaded differs.
     """
+    return _place_of_empty(value, _MAKES_AN_OBJECT)
+
+
+def _place_of_empty(value: object, by: str) -> Place | None:
     hints = _installed_places(len(sys.modules)).get(id(value), ())
-    return _first([place for place in hints if _has(place, value)])
+    return _first([place for place in hints if _has(place, value)], by)
+
+
+def _place_of_only_one(cls: type) -> Place | None:
+    """Of the only object of a class that installed modules have; jax makes others of a node."""
+    hints = _installed_places(len(sys.modules)).get(id(cls), ())
+    found = [(place, content_of(place[0]).get(place[1])) for place in hints]
+    places = [place for place, value in found if type(value) is cls]
+    is_one = len({id(value) for _, value in found if type(value) is cls}) == 1
+    return _first(places, _IS_A_CALL) if is_one else None
 
 
 _constant_names: dict[str, tuple[int, dict[int, str]]] = {}
@@ -44,7 +60,8 @@ _constant_names: dict[str, tuple[int, dict[int, str]]] = {}
 def constant_name(value: Any) -> Place | None:
     """Module and name of an installed constant that is an instance of a class of that module.
 
-    Such as `dataclasses.MISSING`: code compares them by identity.
+    Such as `dataclasses.MISSING`: code compares them by identity. And of one without content whose
+    class only a function has, as `equinox.internal.str2jax` makes them for other packages.
     """
     if type(value) is object:
         return bare_object_name(value)
@@ -60,7 +77,34 @@ def constant_name(value: Any) -> Place | None:
         names = {id(each): name for name, each in reversed(list(content.items()))}
         known = _constant_names[home] = (len(content), names)
     name = known[1].get(id(value))
-    return (home, name) if name and content.get(name) is value else None
+    if name and content.get(name) is value:
+        return home, name
+    if not is_empty_constant(value):
+        return None
+    return _place_of_empty(value, _IS_A_CALL) or _place_of_only_one(cls)
+
+
+def is_empty_constant(value: Any) -> bool:
+    """Whether nothing is in it but which one it is: an `object()`, or what stands for one.
+
+    That is an instance without attributes of a class that its module does not have.
+    """
+    return _is_of_empty_kind(type(value)) and not getattr(value, "__dict__", None)
+
+
+def _is_of_empty_kind(cls: Any) -> bool:
+    if cls is object:
+        return True
+    if not cls.__dictoffset__ or not all(map(_may_be_empty, cls.__mro__[:-1])):
+        return False
+    return content_of(cls.__module__).get(cls.__qualname__) is not cls
+
+
+def _may_be_empty(cls: type) -> bool:
+    """Whether what a class adds to its instances is in their `__dict__`, and calls nothing."""
+    content = vars(cls)
+    is_plain = bool(cls.__flags__ & _MADE_BY_PYTHON) and not content.get("__slots__")
+    return is_plain and "__call__" not in content and "__del__" not in content
 
 
 def own_object_name(value: object) -> Place | None:
@@ -83,9 +127,9 @@ def _has(place: Place, value: object) -> bool:
     return content_of(module).get(name) is value
 
 
-def _first(places: list[Place]) -> Place | None:
+def _first(places: list[Place], by: str = _MAKES_AN_OBJECT) -> Place | None:
     """Of several names of one object the same in each process, as far as that can be."""
-    made = [each for each in places if each[1] in names_made_in(file_of(each[0]), _MAKES_AN_OBJECT)]
+    made = [each for each in places if each[1] in names_made_in(file_of(each[0]), by)]
     return min(made or places, default=None)
 
 
@@ -96,14 +140,19 @@ def file_of(module: str) -> str:
 
 @lru_cache(maxsize=1)
 def _installed_places(count: int) -> dict[int, list[Place]]:  # noqa: ARG001  as it is now
-    """The places in loaded modules, each a hint, by id."""
+    """The places in loaded modules, each a hint, by the id of the object, and of its class."""
     places: dict[int, list[Place]] = {}
+    kinds: dict[type, bool] = {}
     for module in sys.modules.copy():
         if is_local_module(module):
             continue
         for name, value in content_of(module).copy().items():
-            if type(value) is object:
-                places.setdefault(id(value), []).append((module, name))
+            cls = type(value)
+            if cls not in kinds:
+                kinds[cls] = _is_of_empty_kind(cls)
+            if kinds[cls] and is_empty_constant(value):
+                for each in (value,) if cls is object else (value, cls):
+                    places.setdefault(id(each), []).append((module, name))
     return places
 
 

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import enum
 import gc
+import importlib
 import os
 import pickle
 import random
 import sys
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -74,6 +76,26 @@ def test_an_object_by_its_number(own: LocalObjects) -> None:
     del other
     gc.collect()
     assert type(get(own, "n", ((b"o" * 16, 0),))) is RemoteObject
+
+
+def test_a_constant_without_content_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the function reaches its package: all that it does is to be that one."""
+    place = tmp_path / "site-packages"
+    place.mkdir()
+    text = (
+        "token, number, code = type('token', (), {})(), 5, type('code', (), {'__call__': id})()\n"
+    )
+    (place / "zz_tokens.py").write_text(text)
+    monkeypatch.syspath_prepend(place)
+    monkeypatch.delitem(sys.modules, "zz_tokens", raising=False)
+    module = importlib.import_module("zz_tokens")
+    reaching = LocalObjects("step", packages=("zz_tokens",))
+    assert get(reaching, "i", "zz_tokens", "token") is module.token
+    assert type(get(LocalObjects("step"), "i", "zz_tokens", "token")) is RemoteObject
+    for name in ("number", "code", "missing"):
+        assert type(get(reaching, "i", "zz_tokens", name)) is RemoteObject
 
 
 @pytest.mark.parametrize("places", [((MARK, 6),), ((MARK, -1),), (1,), ((MARK, "0"),), ((MARK,),)])

@@ -13,6 +13,8 @@ import pytest
 from jaxd_protocol.packages import bare_objects
 from jaxd_protocol.packages.bare_objects import (
     bare_object_name,
+    constant_name,
+    is_empty_constant,
     names_of_bare_object,
     object_of_name,
     own_object_name,
@@ -54,6 +56,37 @@ def test_a_bare_object_has_the_name_by_which_its_module_makes_it(
     assert bare_object_name(object()) is None
     assert bare_object_name(_mine) is None
     assert names_of_bare_object(sent) == (("zz_makes", "sent"), None)
+
+
+CONSTANTS = """
+from zz_constants import made, Kept
+token, first = made("token"), made("first")
+second, filled, called = type(first)(), made("filled"), made("called")
+filled.x = 1
+type(called).__call__ = lambda self: 0
+in_module, container = Kept(), made("container", list)
+"""
+MAKES_CONSTANTS = """
+class Kept: pass
+def made(name, *bases):
+    return type(name, bases, {})()
+"""
+
+
+def test_an_instance_without_content_is_known_where_only_a_function_has_its_class(
+    load: Callable[..., ModuleType],
+) -> None:
+    """By the module that made it: others may have it, too, and jax makes others of such a class."""
+    texts = {"aa_takes": "from yy_uses import token\nimport yy_uses\n"}
+    used = load("site-packages", **texts, yy_uses=CONSTANTS, zz_constants=MAKES_CONSTANTS).yy_uses
+    assert constant_name(used.token) == ("yy_uses", "token")
+    assert constant_name(type(used.token)()) == ("yy_uses", "token")
+    assert constant_name(used.first) == ("yy_uses", "first")
+    assert constant_name(used.second) == ("yy_uses", "second")
+    assert constant_name(type(used.first)()) is None  # it may be either
+    for other in (used.filled, used.called, used.in_module, used.container):
+        assert constant_name(other) is None
+        assert not is_empty_constant(other)
 
 
 def test_one_of_the_users_own_has_the_name_by_which_its_module_makes_it(
