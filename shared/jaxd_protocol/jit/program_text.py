@@ -315,15 +315,20 @@ class _InOrder:
         for operation in reversed(operations):
             results = (found.get(name, []) for name in operation.defines)
             after = "".join(sorted(itertools.chain.from_iterable(results)))
-            for name in set(operation.uses()):
-                lines = [self._using(name, each.head) for each in operation.walk()]
+            heads = [each.head for each in operation.walk()]
+            places: dict[str, list[int]] = {}
+            for place, head in enumerate(heads):
+                for name in set(_names(head)):
+                    places.setdefault(name, []).append(place)
+            for name, used_at in places.items():
+                lines = [""] * len(heads)
+                for place in used_at:
+                    lines[place] = self._with_self(name, heads[place])
                 found.setdefault(name, []).append(_digest("\n".join([*lines, after])))
         return [sorted(found.get(name, ())) for name in names]
 
-    def _using(self, name: str, head: str) -> str:
-        """The line of an operation that uses a value, empty where it does not."""
-        if name not in _names(head):
-            return ""
+    def _with_self(self, name: str, head: str) -> str:
+        """The line of an operation, in which a value that it uses is called `%self`."""
         known = self._known.values
         before = known.get(name, name)
         known[name] = "%self"

@@ -17,6 +17,7 @@ from jax._src.interpreters import mlir
 from jaxlib import xla_client
 from jaxlib.mlir import ir
 
+from jaxd_protocol.jit import program_text as reading
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.jit.program_identity import first_difference, program_digest, program_text
 from jaxd_protocol.jit.program_text import canonical_lines
@@ -282,6 +283,40 @@ def test_which_results_of_a_loop_are_added_counts() -> None:
         return function
 
     assert len({lines_of(adding(*each), SCALAR) for each in ((0, 1), (0, 2), (1, 2))}) == 3
+
+
+def carries(count: int) -> str:
+    """A loop in a loop that carry so many values, and do one thing with each."""
+
+    def is_going_on(carried: list[Any]) -> Any:
+        return carried[0] < 9
+
+    def body(carried: list[Any]) -> list[Any]:
+        return [value * (place + 2) for place, value in enumerate(carried)]
+
+    def loop(carried: list[Any]) -> list[Any]:
+        return lax.while_loop(is_going_on, body, carried)
+
+    def f(*values: Any) -> Any:
+        return lax.while_loop(is_going_on, loop, list(values))
+
+    return module_of(f, *[jnp.float32(1)] * count)
+
+
+def test_a_large_program_is_read_in_time_that_grows_as_it_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each line is looked at for the values in it, and not each line for each value."""
+    looked_at: list[str] = []
+    names = reading._names
+    monkeypatch.setattr(reading, "_names", lambda text: looked_at.append(text) or names(text))
+    counts = []
+    for size in (8, 64):
+        module = carries(size)
+        looked_at.clear()
+        canonical_lines(module)
+        counts.append(len(looked_at) / len(module.splitlines()))
+    assert counts[1] < 2 * counts[0]
 
 
 def _loop(k: float) -> Callable[..., Any]:
