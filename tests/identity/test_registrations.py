@@ -3,6 +3,7 @@
 # ruff: noqa: E501  a row of a table is one line
 from __future__ import annotations
 
+import importlib
 import itertools
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,26 @@ ROWS = [
     edit("what a form reads", AREA, "FACTOR = 3", "FACTOR = 4", SQUARE, PLAIN),
     edit("the order of two", _says("shapes.area.register(Square, area_of_square); shapes.length.register(Square, len)"), "shapes.area.register(Square, area_of_square); shapes.length.register(Square, len)", "shapes.length.register(Square, len); shapes.area.register(Square, area_of_square)", "", f"{SQUARE} {PLAIN}"),
     edit("a form for a class that nothing reaches", PROJECT, "# here", "shapes.area.register(Ring, area_of_square)", "other", f"{SQUARE} number direct"),
+]  # fmt: skip
+
+
+TABLES = """
+import weakref
+chosen, factors = weakref.WeakSet(), weakref.WeakKeyDictionary()
+class Square: pass
+class Ring: pass
+square = Square()
+# here
+def step(x): return (type(square) in chosen) * x
+def factor(x): return factors.get(type(square), 1) * x
+def other(x): return isinstance(x, Ring)
+"""
+HAS_FACTOR = TABLES.replace("# here", "factors[Square] = 3")
+ROWS += [
+    edit("added to a weak set", TABLES, "# here", "chosen.add(Square)", "step factor", "other"),
+    edit("a key of a weak table", TABLES, "# here", "factors[Square] = 3", "step factor", "other"),
+    edit("another value there", HAS_FACTOR, "= 3", "= 4", "step factor", "other"),
+    edit("another class in both", TABLES, "# here", "chosen.add(Ring); factors[Ring] = 3", "other", "step factor"),
 ]  # fmt: skip
 
 
@@ -159,3 +180,21 @@ def test_what_a_class_registers_for_itself_is_looked_at_again() -> None:
     exec("class Second(Base): rate = 3", names)
     assert not before.guards.hold()
     assert walk(names["step"], "step").fingerprint.digest != before.fingerprint.digest
+
+
+@pytest.mark.parametrize("late", ["chosen.add(Square)", "factors[Square] = 3"])
+def test_a_late_entry_of_a_weak_table_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: str
+) -> None:
+    """And another value in the place of the first."""
+    name = f"tables_{next(_numbers)}"
+    (tmp_path / f"{name}.py").write_text(TABLES)
+    monkeypatch.syspath_prepend(tmp_path)
+    names = vars(importlib.import_module(name))
+    found = [walk(names["step"], "step")]
+    for text in (late, "factors[Square] = 'other'"):
+        assert found[-1].guards.hold()
+        exec(text, names)
+        assert not found[-1].guards.hold()
+        found.append(walk(names["step"], "step"))
+    assert len({each.fingerprint.digest for each in found}) == 3

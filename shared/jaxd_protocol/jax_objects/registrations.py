@@ -113,7 +113,8 @@ class Registration(NamedTuple):  # keys name it and its module
 
     Attributes:
         style: `node`, `keyed`, `dataclass` or `static`, as jax calls its ways; `equinox` or
-            `flax.nnx` where the library does it; `none` when only flax's serialisation has it.
+            `flax.nnx` where the library does it; `made` where a library of the user's own makes the
+            functions; `none` when only flax's serialisation has it.
         parts: the functions or field names that go with the style.
         state_dict: the functions with which flax saves and restores instances, if it does.
     """
@@ -165,8 +166,6 @@ def finish_class(cls: type, registration: Registration | None) -> None:
     if cls in _finished:
         return
     _finished.add(cls)
-    if isinstance(cls, abc.ABCMeta):
-        abc.update_abstractmethods(cls)  # type: ignore[arg-type]
     if registration is None:
         return
     if registration.style != "none":
@@ -233,8 +232,13 @@ FLAX_HOOKS = {
 
 def _library_registration(cls: type) -> tuple[str, tuple[Any, ...]] | None:
     """Which library registers the class, and with which settings; None when none does."""
+    made = _made.get(cls)
+    if made is not None:
+        return made
     equinox = sys.modules.get(_EQUINOX)
     if equinox is not None and cls in equinox._module_info:
+        if is_local_module(_EQUINOX):  # its tables are the user's, too, and their entries travel
+            return "made", (equinox.generate_flatten_functions,)
         is_abstract = cls in equinox._abstract_module_registry
         return "equinox", (equinox._has_dataclass_init[cls], is_abstract)
     if _flax_hook(cls) is not None:
@@ -243,8 +247,6 @@ def _library_registration(cls: type) -> tuple[str, tuple[Any, ...]] | None:
 
 
 def _register_with_equinox(cls: type, has_dataclass_init: bool, is_abstract: bool) -> None:
-    import jax
-
     equinox = importlib.import_module(_EQUINOX)
     fields = dataclasses.fields(cls)
     names = tuple(field.name for field in fields)
@@ -252,9 +254,24 @@ def _register_with_equinox(cls: type, has_dataclass_init: bool, is_abstract: boo
     equinox._has_dataclass_init[cls] = has_dataclass_init
     if is_abstract:
         equinox._abstract_module_registry.add(cls)
-    flatten, with_keys, unflatten = importlib.import_module(
-        "equinox._module._flatten"
-    ).generate_flatten_functions(cls, fields)
+    generate = importlib.import_module("equinox._module._flatten").generate_flatten_functions
+    _register_with_made(cls, generate)
+
+
+_made: WeakKeyDictionary[type, tuple[str, tuple[Any, ...]]] = WeakKeyDictionary()
+"""How classes that have arrived were registered, where jax's registry does not say it."""
+
+
+def _register_with_own_equinox(cls: type, generate: Callable[..., Any]) -> None:
+    _made[cls] = "made", (generate,)
+    _register_with_made(cls, generate)
+
+
+def _register_with_made(cls: type, generate: Callable[..., Any]) -> None:
+    """Registers a class with the functions that equinox makes for it."""
+    import jax
+
+    flatten, with_keys, unflatten = generate(cls, dataclasses.fields(cls))
     jax.tree_util.register_pytree_with_keys(
         cls,
         flatten_with_keys=with_keys,
@@ -288,6 +305,7 @@ _REGISTER: dict[str, Callable[..., None]] = {
     "static": _register_with_jax("register_static"),
     "dataclass": _register_dataclass,
     "equinox": _register_with_equinox,
+    "made": _register_with_own_equinox,
     "flax.nnx": _register_with_flax,
 }
 """By the style of a `Registration`."""

@@ -3,20 +3,25 @@
 Code compares them by identity: ``if state is sentinel``. One that an installed module has is found
 in that module at the other end. One that a module of the user's has is found nowhere there, as such
 a module travels by value, with each function that reaches it. So a process that unpacks code has
-one object for each such name, and that is the one wherever the name was packed.
+one object for each such name, and that is the one wherever the name was packed. The same holds for
+weak tables of the user's modules, in which classes are registered.
 """
 
 from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any, Final, NoReturn
+from weakref import WeakKeyDictionary, WeakSet
 
 from jaxd_protocol.base.bounded import BoundedDict
+from jaxd_protocol.errors import PackingError
 from jaxd_protocol.packages.installed import content_of, is_local_module
 
-_MAKES_AN_OBJECT: Final = r".*\bobject\(\)"
+_MAKES_AN_OBJECT: Final = r".*\b(?:object|WeakKeyDictionary|WeakSet)\(\)"
 _IS_A_CALL: Final = r"[\w.]+\("
 _MADE_BY_PYTHON: Final = 1 << 9
 """The flag of classes that were made by a `class` statement, as CPython has it."""
@@ -119,7 +124,30 @@ def own_object_name(value: object) -> Place | None:
 
 def object_of_name(module: str, name: str) -> object:
     """What stands in this process for the `object()` of that name in a client's module."""
-    return _own_objects.named(module, name)
+    return _own_objects.named(module, name, object)
+
+
+WeakTable = WeakKeyDictionary[Any, Any] | WeakSet[Any]
+
+WEAK_TABLES: Final[Mapping[str, type[WeakTable]]] = MappingProxyType(
+    {"weakref.WeakKeyDictionary": WeakKeyDictionary, "_weakrefset.WeakSet": WeakSet}
+)
+"""Types of tables that do not keep their keys alive, by name."""
+
+
+def weak_table_of_name(kind: str, module: str, name: str) -> WeakTable:
+    """What stands in this process for the weak table of that name in a client's module.
+
+    It is one for all clients: what it has of a class is a part of that class. So it can be asked
+    for a class, and not which it has.
+    """
+    found: WeakTable = _own_objects.named(module, name, WEAK_TABLES[kind])
+    return found
+
+
+def own_weak_tables() -> list[tuple[Place, WeakTable]]:
+    """The weak tables of the user's modules, and those that stand for clients', in their order."""
+    return sorted(_own_objects.weak_tables().items(), key=lambda each: each[0])
 
 
 def _has(place: Place, value: object) -> bool:
@@ -175,6 +203,7 @@ def names_made_in(file: str, by: str) -> frozenset[str]:
 # of the user's own modules ------------------------------------------------------------------------
 
 _MAX_KNOWN: Final = 4096
+_TABLES: Final = frozenset(WEAK_TABLES.values())
 
 
 class _OwnObjects:
@@ -185,8 +214,9 @@ class _OwnObjects:
 
     def __init__(self) -> None:
         self._known = BoundedDict[int, tuple[object, Place | None]](_MAX_KNOWN)
-        self._made: dict[Place, object] = {}
+        self._made: dict[tuple[str, str, type], object] = {}
         self._made_names: dict[int, Place] = {}
+        self._tables: dict[str, tuple[int, list[str]]] = {}  # by module: how long it was
 
     def name_of(self, value: object) -> Place | None:
         """The name of an object; None when it has none."""
@@ -200,11 +230,30 @@ class _OwnObjects:
             known = self._known[id(value)] = value, _first(places)
         return known[1]
 
-    def named(self, module: str, name: str) -> object:
+    def named(self, module: str, name: str, kind: type) -> Any:
         """The object of a name; the same one at each call."""
-        found = self._made.setdefault((module, name), object())
+        key = module, name, kind
+        found = self._made.get(key)
+        if found is None:
+            found = self._made.setdefault(key, _stand_ins.get(kind, kind)())
         self._made_names[id(found)] = (module, name)
         return found
+
+    def weak_tables(self) -> dict[Place, WeakTable]:
+        """Those of the user's modules by the names that they go by, and what was made."""
+        found: dict[Place, Any] = {}
+        for module in _own_modules(len(sys.modules)):
+            content = content_of(module)
+            length, names = self._tables.get(module, (-1, []))
+            if length != len(content):
+                names = [name for name, each in content.copy().items() if type(each) in _TABLES]
+                self._tables[module] = len(content), names
+            for name in names:
+                table = content.get(name)
+                if type(table) in _TABLES:
+                    found[self.name_of(table) or (module, name)] = table
+        made = ((key[:2], each) for key, each in self._made.copy().items() if key[2] in _TABLES)
+        return {**found, **dict(made)}
 
 
 def _places_in(module: str, value: object) -> list[Place]:
@@ -217,4 +266,27 @@ def _own_modules(count: int) -> tuple[str, ...]:  # noqa: ARG001  as it is now
     return tuple(filter(is_local_module, sys.modules.copy()))
 
 
+def _refuse_whole(table: Any, *_: Any) -> NoReturn:
+    raise PackingError(
+        f"the function asks which keys the {type(table).__name__} "
+        f"{'.'.join(own_object_name(table) or ())} has. On a server it is one for all clients, and "
+        "can only be asked for one class. Keep the classes in a list or a dict."
+    )
+
+
+_OF_A_WHOLE: Final = (
+    *("__iter__", "__len__", "__copy__", "__deepcopy__", "__eq__", "__or__", "__ror__", "__ior__"),
+    *("__le__", "__lt__", "__ge__", "__gt__", "__and__", "__sub__", "__xor__", "copy", "clear"),
+    *("items", "keys", "values", "keyrefs", "pop", "popitem", "update", "union", "issubset"),
+)
+
+
+def _stand_in(kind: type) -> type:
+    """The type of what stands for such a table of a client's; it counts as the type itself."""
+    refused = {name: _refuse_whole for name in _OF_A_WHOLE if hasattr(kind, name)}
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    return type(kind.__name__, (kind,), {**names, **refused, "__hash__": object.__hash__})
+
+
+_stand_ins: Final = {kind: _stand_in(kind) for kind in _TABLES}
 _own_objects: Final = _OwnObjects()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import threading
 import typing
@@ -72,21 +71,6 @@ def test_names_of_keys_survive() -> None:
     (path, _), *others = jax.tree_util.tree_leaves_with_path(Copy(1))
     assert jax.tree_util.keystr(path) == ".named"
     assert others == []
-
-
-def test_abstract_methods_are_counted_when_the_class_is_whole() -> None:
-    """They were not there when the class was made."""
-
-    class Base(abc.ABC):
-        @abc.abstractmethod
-        def method(self) -> int: ...
-
-    class New(Base):
-        pass
-
-    New.method = lambda self: 1  # type: ignore[method-assign]
-    finish_class(New, None)
-    assert New().method() == 1  # type: ignore[abstract]
 
 
 class WithHook:

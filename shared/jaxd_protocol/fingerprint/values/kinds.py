@@ -22,6 +22,7 @@ from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.guards import Guards
 from jaxd_protocol.fingerprint.values import modules
 from jaxd_protocol.fingerprint.walk import Walk
+from jaxd_protocol.packages.bare_objects import WEAK_TABLES, own_object_name, weak_table_of_name
 from jaxd_protocol.packages.importable import find_object, importable_name
 
 
@@ -233,10 +234,24 @@ def _guard_event(guards: Guards, event: threading.Event) -> None:
     guards.answer(event.is_set, event.is_set())
 
 
+def _table_parts(value: Any) -> tuple[Any, ...]:
+    """The type, and the name in a module of the user's, if there is one.
+
+    Classes bring what such a table has of them; see `registries`.
+    """
+    return _type_name(type(value)), *(own_object_name(value) or ())
+
+
+def _guard_name(guards: Guards, table: Any) -> None:
+    guards.answer(partial(own_object_name, table), own_object_name(table))
+
+
 def make_anew(kind: str, *parts: Any) -> Any:
     """An object of this process's own: what the client's holds belongs to that process."""
     if kind == "unittest.case._Outcome":
         return find_object("unittest.case", "_Outcome")()
+    if parts and kind in WEAK_TABLES:
+        return weak_table_of_name(kind, *parts)
     return _ANEW[kind](*parts)
 
 
@@ -252,9 +267,8 @@ _ANEW: Final[dict[str, Callable[..., Any]]] = {
     "_thread.RLock": threading.RLock,
     "threading.Condition": threading.Condition,
     "threading.Event": _event,
-    "weakref.WeakKeyDictionary": weakref.WeakKeyDictionary,
+    **WEAK_TABLES,
     "weakref.WeakValueDictionary": weakref.WeakValueDictionary,
-    "_weakrefset.WeakSet": weakref.WeakSet,
     "logging.Logger": logging.getLogger,
 }
 _MADE_ANEW: Final = Kind("opaque", _opaque_parts, make_anew)
@@ -263,6 +277,7 @@ _LOGGER: Final = Kind("opaque", lambda value: ("logging.Logger", value.name), ma
 """Of any class: which one it is, the process says that has it."""
 _BY_NAME: Final = {
     **dict.fromkeys(_ANEW, _MADE_ANEW),
+    **dict.fromkeys(WEAK_TABLES, Kind("opaque", _table_parts, make_anew, guard=_guard_name)),
     "threading.Event": _MADE_ANEW._replace(guard=_guard_event),
     "threading.Semaphore": _OPAQUE,
     "threading.BoundedSemaphore": _OPAQUE,

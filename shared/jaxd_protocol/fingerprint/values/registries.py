@@ -4,8 +4,8 @@ A registration is a part of the class, as a base is: it counts with the class an
 So on a server nobody else meets it, since a class with another registration is another class there,
 although what it is registered with is shared by all.
 
-Private to Python: `abc._get_dump`, and the attribute `registry` of what `functools.singledispatch`
-makes.
+Private to Python: `abc._get_dump`, the attribute `registry` of what `functools.singledispatch`
+makes, and `data` of weak tables.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.fingerprint.walk import Walk
 from jaxd_protocol.jax_objects.registrations import node_count, node_of
+from jaxd_protocol.packages.bare_objects import own_weak_tables
 from jaxd_protocol.packages.importable import importable_name
 from jaxd_protocol.packages.installed import content_of, is_local_module
 
@@ -32,11 +33,14 @@ class Registered(NamedTuple):
         abstract: installed abstract classes, whose `isinstance` knows it.
         forms: installed functions of `functools.singledispatch`, each with its form for the class.
         reducers: the function by which `copyreg` has it copied and pickled, if there is one.
+        entries: weak tables of the user's modules, each with what it has of the class; True where
+            it is a set.
     """
 
     abstract: tuple[Any, ...] = ()
     forms: tuple[tuple[Any, Any], ...] = ()
     reducers: tuple[Any, ...] = ()
+    entries: tuple[tuple[Any, Any], ...] = ()
 
 
 def registered(cls: type) -> Registered:
@@ -48,7 +52,12 @@ def registered(cls: type) -> Registered:
             sorted((each for each in forms if each[1] is not None), key=lambda form: _name(form[0]))
         ),
         (copyreg.dispatch_table[cls],) if cls in copyreg.dispatch_table else (),
+        tuple((table, _entry(table, cls)) for _, table in own_weak_tables() if cls in table),
     )
+
+
+def _entry(table: Any, cls: type) -> Any:
+    return True if isinstance(table, weakref.WeakSet) else table[cls]
 
 
 def _name(value: Any) -> tuple[str, str]:
@@ -78,17 +87,42 @@ def emit_registered(walk: Walk, cls: type) -> None:
     for reducer in found.reducers:
         walk.emit_labelled("global copyreg.dispatch_table", reducer)
         walk.guards.item(copyreg.dispatch_table, cls, reducer)
+    walk.text(len(found.entries))
+    for table, entry in found.entries:
+        walk.emit_labelled("", table)
+        walk.emit_labelled(f"a weak table's entry of {cls.__qualname__}", entry)
 
 
 def stamp() -> tuple[int, ...]:
     """Another value after each registration of a class with anything."""
     forms = sum([len(each.registry) for each in _dispatchers.all()])
     reducers = len(copyreg.dispatch_table)
-    return abc.get_cache_token(), node_count(), forms, reducers  # type: ignore[return-value]
+    entries = hash(tuple(number for _, table in own_weak_tables() for number in _numbers(table)))
+    return abc.get_cache_token(), node_count(), forms, reducers, entries  # type: ignore[return-value]
+
+
+def _numbers(table: Any) -> Iterator[int]:
+    """Others when the table has something else of a key."""
+    yield len(table.data)
+    if isinstance(table, weakref.WeakKeyDictionary):
+        yield from map(id, table.data.values())  # type: ignore[attr-defined]
+
+
+class _Same:
+    """Equal to one of the same object alone, whatever the object says."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self._value is other._value
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 def _state(cls: type) -> Any:
-    return registered(cls), node_of(cls)
+    *others, entries = registered(cls)
+    return others, [(_Same(table), _Same(entry)) for table, entry in entries], node_of(cls)
 
 
 def is_own_node(cls: type) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any, NoReturn
+from weakref import WeakSet
 
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.values.reductions import own_attributes
@@ -208,14 +209,20 @@ def _register(
     abstract: Iterable[type] = (),
     forms: Iterable[tuple[Any, Any]] = (),
     reducers: Iterable[Any] = (),
+    entries: Iterable[tuple[Any, Any]] = (),
 ) -> None:
-    """Registers a class with what is installed, as `values.registries` found it at the client."""
+    """Registers a class as `values.registries` found it at the client."""
     for each in abstract:
         abc.ABCMeta.register(each, cls)  # type: ignore[arg-type]
     for dispatcher, form in forms:
         dispatcher.register(cls, form)
     for reducer in reducers:
         copyreg.pickle(cls, reducer)
+    for table, entry in entries:
+        if isinstance(table, WeakSet):
+            table.add(cls)
+        else:
+            table[cls] = entry
 
 
 def make_primitive(name: tuple[bytes, str, str], kind: type) -> Any:

@@ -274,3 +274,78 @@ def test_ids_are_found_for_what_was_made_here() -> None:
     assert table.content_id_of(function) == b"f" * 16
     assert table.content_id_of(int) is None
     assert table.content_id_of(len) is None
+
+
+def test_a_class_is_as_abstract_as_it_was(tmp_path: Path) -> None:
+    """Also where it is completed before the base that has its methods."""
+    text = """
+import abc
+class Asked(abc.ABC):
+    @abc.abstractmethod
+    def method(self): ...
+class Answers(Asked):
+    def method(self):
+        return Below
+class Below(Answers):
+    pass
+class Abstract(Answers):
+    @abc.abstractmethod
+    def other(self): ...
+def use():
+    return Answers().method()().method().__name__
+def refused():
+    try:
+        return Abstract()
+    except TypeError:
+        return "abstract"
+"""
+    author = write(tmp_path / "author", {"shape.py": text})
+    packed = pack_in_subprocess(author, "shape", ["use", "refused"])
+    called = call_in_subprocess(tmp_path, packed)
+    assert called == {"use": "'Below'", "refused": "'abstract'"}
+
+
+TABLES = """
+import weakref
+chosen = weakref.WeakSet()
+factors = weakref.WeakKeyDictionary()
+def choose(factor):
+    def decorate(cls):
+        chosen.add(cls)
+        factors[cls] = factor, cls
+        return cls
+    return decorate
+def is_chosen(cls):
+    return cls in chosen and factors[cls][1] is cls and factors[cls][0]
+class Meta(type):
+    def __call__(cls):
+        return factors[cls][0]
+"""
+HAS_TABLES = """
+from tables import Meta, choose, chosen, factors, is_chosen
+@choose(2)
+class Two(metaclass=Meta): pass
+@choose(3)
+class Three(metaclass=Meta): pass
+class Other: pass
+def use():
+    return is_chosen(Two), Two(), is_chosen(Other)
+def another():
+    return is_chosen(Three), Three(), Two in chosen
+def all_of_them():
+    try:
+        return len(chosen) + len(factors)
+    except Exception as error:
+        return type(error).__name__
+"""
+
+
+def test_a_class_brings_what_weak_tables_have_of_it(tmp_path: Path) -> None:
+    """The table is one for all functions, as the class is; nobody sees what else is in it."""
+    author = write(tmp_path / "author", {"tables.py": TABLES, "has.py": HAS_TABLES})
+    packed = pack_in_subprocess(author, "has", ["use", "another", "all_of_them"])
+    assert call_in_subprocess(tmp_path, packed) == {
+        "use": "(2, 2, False)",
+        "another": "(3, 3, True)",
+        "all_of_them": "'PackingError'",
+    }
