@@ -203,6 +203,59 @@ def test_what_a_trace_puts_out_is_seen_by_each_process(tmp_path: Path) -> None:
                     assert (counts_in(done.stdout)["compiled"] > 0) == (one == "cold")
 
 
+COUNTS_ITS_TRACES = """
+import jax
+
+traces = 0
+
+@jax.jit
+def counted(x):
+    global traces
+    traces += 1
+    return x + 40
+
+def test_it():
+    assert counted(2) == 42
+    assert traces == 1
+"""
+
+
+@pytest.mark.slow
+def test_what_no_server_could_answer_is_not_sent_again(
+    environment: Environment, suite: Path, client: Client
+) -> None:
+    """The next run has it run here at once, until the code is other code."""
+    file = suite / "test_theirs.py"
+    file.write_text(COUNTS_ITS_TRACES)
+    failed, counts = [client.statistics().failed_calls], []
+    for _ in range(2):
+        done = run_pytest(environment, suite, "--jaxd", "-v")
+        assert "LostUpdateError" in done.stdout
+        counts.append(counts_in(done.stdout))
+        failed.append(client.statistics().failed_calls)
+    assert [each["fell back"] for each in counts] == [1, 1]
+    assert failed[1] > failed[0]
+    assert failed[2] == failed[1]
+    file.write_text(COUNTS_ITS_TRACES.replace("    traces += 1\n", "").replace("== 1", "== 0"))
+    changed = counts_in(run_pytest(environment, suite, "--jaxd").stdout)
+    assert (changed["calls"], changed["fell back"]) == (1, 0)
+
+
+@pytest.mark.slow
+def test_what_was_answered_once_is_sent_again(
+    environment: Environment, suite: Path, client: Client
+) -> None:
+    """A function that is refused with some arguments is none that cannot be served."""
+    (suite / "test_theirs.py").write_text(
+        COUNTS_ITS_TRACES.replace("    traces += 1", "    if x.ndim:\n        traces += 1").replace(
+            "assert counted(2) == 42",
+            "assert counted(2) == 42 and counted(jax.numpy.ones(1)) == 41",
+        )
+    )
+    counts = [counts_in(run_pytest(environment, suite, "--jaxd").stdout) for _ in range(2)]
+    assert [(each["calls"], each["fell back"]) for each in counts] == [(1, 1), (1, 1)]
+
+
 @pytest.mark.slow
 def test_workers_of_xdist_share_the_server_and_the_line(
     environment: Environment, suite: Path, client: Client

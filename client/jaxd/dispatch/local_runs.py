@@ -1,16 +1,31 @@
-"""Whether calls run in this process that the server cannot answer, and how many did."""
+"""Whether calls run in this process that the server cannot answer, how many, and which did before.
+
+A function that no server can answer is walked over, packed and refused before it runs here. In test
+suites that would be so in each run, and in each worker of xdist. So it is written down, and the
+next process runs it here at once, as it would have done in the end. It is tried again when a file
+of the user's code, the installed packages or the server are others than they were then, and after a
+day.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from hashlib import blake2b
 from typing import Any, Final, Protocol
 
 from jaxd.connection.settings import Settings
 from jaxd.interop.jax_runtime import import_jax, loaded_jax, started_platform
+from jaxd_protocol import __version__
 from jaxd_protocol.base.process import reset_after_fork
 from jaxd_protocol.errors import ConfigurationError, JaxdError
+from jaxd_protocol.network.local_server import cache_root, make_private_directory
+from jaxd_protocol.packages.installed import content_of, is_local_module
 
 _REPORT_INTERVAL_S: Final = 1.0
 
@@ -97,3 +112,145 @@ class FallbackCounts:
             self._next_s = time.monotonic() + _REPORT_INTERVAL_S
             self.pending = False
             return found
+
+
+# in a run before ----------------------------------------------------------------------------------
+
+_VALID_S: Final = 86_400.0
+_MAX_KEPT: Final = 4096
+_MAX_REASON: Final = 300
+
+
+class FunctionRuns:
+    """The runs of the functions of one place in the source.
+
+    Attributes:
+        place: file, line and qualified name.
+        calls: calls that this process has made.
+        here: of these, the ones that it has run itself, since the server could not answer them.
+        traced: of these, the ones that became a part of a program of this process.
+        reason: of the first that ran here.
+        was_known: whether a run before has said so.
+    """
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+        self.calls = self.here = self.traced = 0
+        self.reason = ""
+        self.was_known = False
+
+    def is_refused(self) -> bool:
+        """Whether no server has answered any of the calls."""
+        return self.here > 0 and self.here + self.traced >= self.calls
+
+
+class FormerRuns:
+    """What is known of former runs, and what is to be known of this one. Any thread may ask."""
+
+    def __init__(self) -> None:
+        self._begun_s = time.time()
+        self._runs: dict[str, FunctionRuns] = {}
+        self._known: dict[object, dict[str, tuple[str, float]]] = {}  # by server
+        self._modules: set[str] = set()  # those whose age counts in _newest_s
+        self._newest_s = 0.0
+
+    def of(self, function: Callable[..., Any]) -> FunctionRuns | None:
+        """Those of a function; None where its code has no place."""
+        code = getattr(function, "__code__", None)
+        if code is None:
+            return None
+        name = getattr(function, "__qualname__", code.co_name)
+        place = f"{code.co_filename}:{code.co_firstlineno}:{name}"
+        return self._runs.setdefault(place, FunctionRuns(place))
+
+    def refusal(self, runs: FunctionRuns, server: object) -> str | None:
+        """Why no server could answer the function before; None where one is to be asked.
+
+        Args:
+            runs: of the function.
+            server: the address of the server that would be asked; None for the local one.
+        """
+        known = self._known.get(server)
+        if known is None:
+            file = _file_for(server)
+            known = self._known[server] = {} if file is None else _read(file)
+        if runs.place not in known:
+            return None
+        reason, noted_s = known[runs.place]
+        is_old = noted_s < time.time() - _VALID_S or noted_s <= self._newest_file_s()
+        runs.was_known = not is_old
+        return None if is_old else reason
+
+    def forget(self) -> None:
+        """Forgets what the functions did so far; their entries stay theirs."""
+        for runs in self._runs.copy().values():
+            runs.calls = runs.here = runs.traced = 0
+
+    def write(self, server: object) -> None:
+        """Writes down which functions no server could answer in this process."""
+        file = _file_for(server)
+        if file is None:
+            return
+        found = {
+            place: known
+            for place, known in _read(file).items()
+            if known[1] > self._begun_s - _VALID_S
+        }
+        before = found.copy()
+        for runs in self._runs.copy().values():
+            if runs.is_refused():
+                if not runs.was_known:  # else the age of what was tried remains
+                    found.pop(runs.place, None)
+                    found[runs.place] = runs.reason[:_MAX_REASON], self._begun_s
+            elif runs.calls:
+                found.pop(runs.place, None)
+        if found != before:
+            _write(file, dict(list(found.items())[-_MAX_KEPT:]))
+
+    def _newest_file_s(self) -> float:
+        """When the newest file of the user's modules that are loaded was changed."""
+        if len(sys.modules) != len(self._modules):
+            for name in sys.modules.keys() - self._modules:
+                self._modules.add(name)
+                file = content_of(name).get("__file__")
+                if isinstance(file, str) and is_local_module(name):
+                    with suppress(OSError):
+                        self._newest_s = max(self._newest_s, os.stat(file).st_mtime)
+        return self._newest_s
+
+
+former_runs: Final = FormerRuns()
+"""Of this process."""
+
+
+def _file_for(server: object) -> str | None:
+    """The file for this environment and that server; None where nothing is to be kept."""
+    root = cache_root()
+    jax = content_of("jax").get("__file__")
+    if root is None or not isinstance(jax, str):
+        return None
+    try:
+        installed_ns = os.stat(os.path.dirname(os.path.dirname(jax))).st_mtime_ns
+        folder = make_private_directory(os.path.join(root, "refused"))
+    except (OSError, ConfigurationError):
+        return None
+    parts = (__version__, sys.version, sys.prefix, installed_ns, server)
+    name = blake2b(repr(parts).encode(), digest_size=8).hexdigest()
+    return os.path.join(folder, f"{name}.json")
+
+
+def _read(file: str) -> dict[str, tuple[str, float]]:
+    found: dict[str, tuple[str, float]] = {}
+    with suppress(OSError, ValueError, TypeError), open(file, encoding="utf-8") as opened:
+        for place, reason, noted_s in json.load(opened):
+            found[str(place)] = str(reason), float(noted_s)
+    return found
+
+
+def _write(file: str, found: dict[str, tuple[str, float]]) -> None:
+    rows = [[place, *each] for place, each in found.items()]
+    with suppress(OSError):  # no room: the next run tries again
+        draft = f"{file}.{os.getpid()}"
+        with open(draft, "w", encoding="utf-8") as opened:
+            json.dump(rows, opened)
+        os.replace(draft, file)

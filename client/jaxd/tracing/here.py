@@ -559,6 +559,8 @@ class HereCaller(Caller):
         Raises:
             Exception: what jax raises when it runs the program.
         """
+        if snapshots.refusal is not None:
+            return ELSEWHERE  # it cannot be walked, and is not walked again at each call
         try:
             spec = snapshots.spec(config)
         except Exception:  # noqa: BLE001  raised again where the call is encoded

@@ -32,6 +32,7 @@ _LEAST_COST_S: Final = 0.1
 _FILES_IN: Final = {
     "eager": re.compile(r".+-(cache|atime)|trimmed"),
     "quarantine": re.compile(r"[0-9a-f]{16}\.json"),
+    "refused": re.compile(r"[0-9a-f]{16}\.json(\.[0-9]+)?"),
     "use": re.compile(r"use\.json(\.new)?"),
 }
 """The names of files in the folders of a cache folder that have no targets."""

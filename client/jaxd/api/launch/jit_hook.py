@@ -10,6 +10,7 @@ jax's own. The server has no such hook, so that a trace there uses plain `jax.ji
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -21,10 +22,11 @@ from jaxd.api.decorator import CallOptions, bind, check_options
 from jaxd.api.function import FunctionBinding, PersistentFunction
 from jaxd.api.transforms import hide_frames
 from jaxd.dispatch.caller import Caller, CallerLookup, show_held_output
+from jaxd.dispatch.local_runs import FunctionRuns, former_runs, runs_locally
 from jaxd.interop.after_import import AfterImport
 from jaxd.interop.jax_runtime import is_staged
 from jaxd.interop.local_programs import UNKNOWN, JitCalls, calls_here
-from jaxd.request.function_snapshot import SnapshotCache
+from jaxd.request.function_snapshot import SnapshotCache, WalkRefusal
 from jaxd_protocol.fingerprint.function_wrapper import FunctionWrapper
 from jaxd_protocol.jit.options import Config
 from jaxd_protocol.jit.static_args import infer_static_args
@@ -167,12 +169,14 @@ class HookedFunction(PersistentFunction[..., Any]):
     Where its calls run in this process, they are dispatched as `jax.jit` does it.
     """
 
-    __slots__ = ("_jit_calls",)
+    __slots__ = ("_is_new", "_jit_calls", "_runs")
 
     _repeats_raised = True
 
     def __init__(self, binding: FunctionBinding) -> None:
         super().__init__(binding)
+        self._is_new = True
+        self._runs = former_runs.of(binding.function)
         statics = infer_static_args(binding.function, binding.options)
         self._jit_calls = binding.snapshots.jit_calls = JitCalls(binding.function, statics)
         binding.snapshots.kinds = _kinds_of(binding.function)
@@ -186,15 +190,48 @@ class HookedFunction(PersistentFunction[..., Any]):
                 if result is not UNKNOWN:
                     calls_here.count += 1
                     return result
+                if self._runs is not None:
+                    self._runs.calls += 1
+                    if self._is_new:
+                        self._is_new = False
+                        self._refuse_as_before(self._runs)
             return super().__call__(*args, **kwargs)
         except BaseException as error:
             hide_frames(error)
             raise
 
+    def _refuse_as_before(self, runs: FunctionRuns) -> None:
+        """Has calls run here at once, where no server could answer them in a run before."""
+        caller = self._binding.find_caller()
+        if caller is None:
+            return
+        reason = former_runs.refusal(runs, caller.session.settings.server)
+        if reason is None:
+            return
+        if runs_locally(caller.session, self._binding.settings.fallback):
+            self._binding.snapshots.refusal = WalkRefusal(reason, math.inf)
+
+    def _local_run(
+        self,
+        caller: Caller,
+        error: BaseException,
+        call: CallRequest | None,
+        *,
+        is_plain: bool = False,
+    ) -> LocalRun | None:
+        """As of any persistent function, and noted for the next run."""
+        found = super()._local_run(caller, error, call, is_plain=is_plain)
+        if found is not None and self._runs is not None:
+            self._runs.here += 1
+            self._runs.reason = self._runs.reason or found.reason
+        return found
+
     def _traced(
         self, caller: Caller, config: Config, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """In the body of a loop it is a part of the loop's program, where that is compiled here."""
+        if self._runs is not None:
+            self._runs.traced += 1
         if is_staged() and caller.takes_programs():
             return self._call_inline(*args, **kwargs)
         return super()._traced(caller, config, args, kwargs)
@@ -329,8 +366,6 @@ def _may_run_here(caller: Caller) -> bool:
     settings = caller.session.settings
     if settings.server is None and settings.fallback is None:
         return True
-    from jaxd.dispatch.local_runs import runs_locally
-
     return runs_locally(caller.session, None)
 
 

@@ -14,6 +14,8 @@ from typing import Any, Final, Literal
 from jaxd.api.launch.jit_hook import JitHook, plain
 from jaxd.api.launch.summary import Summary, leave, left_for
 from jaxd.connection.settings import Settings
+from jaxd.dispatch.caller import default_callers
+from jaxd.dispatch.local_runs import former_runs
 from jaxd.dispatch.session import Session
 from jaxd.interop.after_import import AfterImport
 from jaxd.interop.jax_runtime import loaded_jax
@@ -92,6 +94,7 @@ class HookedProcess:
             sys.meta_path.insert(0, AfterImport({"jax"}, lambda _: use_eager_cache()))
         self.hook.install()
         reset_after_fork(self)
+        atexit.register(self.write_refusals)
         if self._main:
             atexit.register(self._at_exit)
             _call_in_forks(self._at_exit)
@@ -100,9 +103,16 @@ class HookedProcess:
         """What was counted in this process so far."""
         return Summary.of_this_process(plain.watched, self.hook.not_served)
 
+    def write_refusals(self) -> None:
+        """Writes down what the server could not run, for the next run."""
+        callers = default_callers()
+        if len(callers) == 1:
+            former_runs.write(callers[0].session.settings.server)
+
     def after_fork(self) -> None:
         """Forgets what the parent has counted, which tells it itself."""
         self.hook.not_served.clear()
+        former_runs.forget()
         plain.watched = calls_here.count = 0
         fallback = sys.modules.get("jaxd.tracing.fallback")
         if fallback is not None:

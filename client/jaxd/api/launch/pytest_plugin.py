@@ -129,11 +129,15 @@ class _Served:
             plain.is_wanted = False
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Sends what a worker has counted to the process that prints it."""
+        """Sends what a worker has counted to the process that prints it, and writes for the next.
+
+        Workers of xdist do not end in order.
+        """
+        from jaxd.api.launch.process import begin
+
+        begin().write_refusals()
         output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
         if output is not None:
-            from jaxd.api.launch.process import begin
-
             output[_OUTPUT] = begin().summary().written()
 
     @pytest.hookimpl(optionalhook=True)
