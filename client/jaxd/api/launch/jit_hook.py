@@ -10,7 +10,6 @@ jax's own. The server has no such hook, so that a trace there uses plain `jax.ji
 from __future__ import annotations
 
 import functools
-import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -26,7 +25,7 @@ from jaxd.dispatch.local_runs import FunctionRuns, former_runs, runs_locally
 from jaxd.interop.after_import import AfterImport
 from jaxd.interop.jax_runtime import is_staged
 from jaxd.interop.local_programs import UNKNOWN, JitCalls, calls_here
-from jaxd.request.function_snapshot import SnapshotCache, WalkRefusal
+from jaxd.request.function_snapshot import FunctionRefusal, SnapshotCache
 from jaxd_protocol.fingerprint.function_wrapper import FunctionWrapper
 from jaxd_protocol.jit.options import Config
 from jaxd_protocol.jit.static_args import infer_static_args
@@ -209,7 +208,7 @@ class HookedFunction(PersistentFunction[..., Any]):
         if reason is None:
             return
         if runs_locally(caller.session, self._binding.settings.fallback):
-            self._binding.snapshots.refusal = WalkRefusal(reason, math.inf)
+            self._binding.snapshots.refusal = FunctionRefusal(reason)
 
     def _local_run(
         self,
@@ -221,7 +220,11 @@ class HookedFunction(PersistentFunction[..., Any]):
     ) -> LocalRun | None:
         """As of any persistent function, and noted for the next run."""
         found = super()._local_run(caller, error, call, is_plain=is_plain)
-        if found is not None and self._runs is not None:
+        if call is not None:
+            self._snapshots.forget(call.kind)
+        if found is None:
+            show_held_output(error)
+        elif self._runs is not None:
             self._runs.here += 1
             self._runs.reason = self._runs.reason or found.reason
         return found
@@ -235,21 +238,6 @@ class HookedFunction(PersistentFunction[..., Any]):
         if is_staged() and caller.takes_programs():
             return self._call_inline(*args, **kwargs)
         return super()._traced(caller, config, args, kwargs)
-
-    def _local_run(
-        self,
-        caller: Caller,
-        error: BaseException,
-        call: CallRequest | None = None,
-        *,
-        is_plain: bool = False,
-    ) -> LocalRun | None:
-        local = super()._local_run(caller, error, call, is_plain=is_plain)
-        if call is not None:
-            self._snapshots.forget(call.kind)
-        if local is None:
-            show_held_output(error)
-        return local
 
     def clear(self) -> int:
         """As of any persistent function, and what this process has."""
