@@ -149,3 +149,24 @@ def test_the_command_prints_its_seeds_and_writes_page_chart_and_data(
     assert {outcome["members"] for outcome in data["sizes"]} == {2, 6}
     assert {"stale", "bound", "refusing"} == data["studies"].keys()
     assert ET.fromstring((tmp_path / "scale.svg").read_text()).tag.endswith("svg")
+
+
+def test_a_run_adds_to_a_page_that_there_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One size or way to route may take hours; all else of the page stays."""
+    words = ["--quick", "--seeds", "7", "--studies", "--output", str(tmp_path), "--variants"]
+    assert main([*words, "jaxd", "--members", "2", "3"]) == 0
+    before = json.loads((tmp_path / "scale.json").read_text())["sizes"]
+    assert main([*words, "round robin", "jaxd", "--members", "3", "--add"]) == 0
+    after = json.loads((tmp_path / "scale.json").read_text())["sizes"]
+    assert [(each["members"], each["variant"]) for each in after] == [
+        (2, "jaxd"),
+        (3, "jaxd"),
+        (3, "round robin"),
+    ]
+    assert after[:2] == before
+    assert "| round robin |" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["--quick", "--add"])
+    assert "--output" in capsys.readouterr().err

@@ -18,12 +18,13 @@ from pathlib import Path
 
 from benchmarks.simulation import report
 from benchmarks.simulation.parameters import Parameters
-from benchmarks.simulation.run import Outcome
+from benchmarks.simulation.run import VARIANTS, Outcome
 from benchmarks.simulation.studies import (
     SIZES,
     STUDIES,
     Run,
     Study,
+    added,
     simulate,
     simulate_sizes,
     simulate_study,
@@ -41,6 +42,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--seeds", type=int, nargs="+", default=[1, 2, 3], help="a run for each (1 2 3)"
     )
     parser.add_argument(
+        "--variants",
+        nargs="+",
+        choices=[variant.name for variant in VARIANTS],
+        metavar="NAME",
+        help=f"ways to route: all (none given), or these of {[each.name for each in VARIANTS]}",
+    )
+    parser.add_argument(
         "--studies",
         nargs="*",
         choices=[study.name for study in STUDIES],
@@ -49,7 +57,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--processes", type=int, help="at the same time (cores; quick: 1)")
     parser.add_argument("--quick", action="store_true", help="small: does everything run?")
     parser.add_argument("--output", type=Path, help="folder for scale.{md,json,svg}")
+    parser.add_argument(
+        "--add", action="store_true", help="keep what the page in --output has of other runs"
+    )
     chosen = parser.parse_args(arguments)
+    if chosen.add and not chosen.output:
+        parser.error("--add is for a page that there is: name its folder with --output.")
     if any(members < 1 for members in chosen.members or ()):
         parser.error("--members must be 1 or more.")
     return chosen
@@ -60,10 +73,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = _parse(arguments)
     sizes = chosen.members or (_QUICK_SIZES if chosen.quick else SIZES)
     parameters = replace(Parameters(), **_QUICK) if chosen.quick else Parameters()
+    names = chosen.variants or [each.name for each in VARIANTS]
+    variants = [each for each in VARIANTS if each.name in names]
     with ExitStack() as ends:
         run = _runner(chosen, ends)
-        outcomes = simulate_sizes(sizes, chosen.seeds, parameters, run)
-        studies: dict[str, dict[str, list[Outcome]]] = {}
+        before, studies = _read(chosen.output) if chosen.add else ([], {})
+        now = simulate_sizes(sizes, chosen.seeds, parameters, run, variants)
+        outcomes = added(before, now)
         page = _write(outcomes, studies, parameters, chosen)
         for study in STUDIES:
             if chosen.studies is None or study.name in chosen.studies:
@@ -75,6 +91,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _read(folder: Path) -> tuple[list[Outcome], dict[str, dict[str, list[Outcome]]]]:
+    """What the page in a folder was made of: sizes and studies."""
+    data = json.loads((folder / f"{report.PAGE}.json").read_text(encoding="utf-8"))
+    studies = {
+        name: {setting: [Outcome(**row) for row in rows] for setting, rows in study.items()}
+        for name, study in data["studies"].items()
+    }
+    return [Outcome(**row) for row in data["sizes"]], studies
+
+
 def _write(
     outcomes: Sequence[Outcome],
     studies: Mapping[str, Mapping[str, Sequence[Outcome]]],
@@ -82,7 +108,8 @@ def _write(
     chosen: argparse.Namespace,
 ) -> str:
     """Writes what there is so far, if it is to be written; the page."""
-    page = report.page(outcomes, studies, parameters, chosen.seeds)
+    seeds = sorted({each.seed for each in outcomes})
+    page = report.page(outcomes, studies, parameters, seeds)
     if chosen.output:
         chosen.output.mkdir(parents=True, exist_ok=True)
         contents = {

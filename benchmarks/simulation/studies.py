@@ -80,16 +80,29 @@ def simulate(task: Task) -> Outcome:
 
 
 def simulate_sizes(
-    sizes: Iterable[int], seeds: Sequence[int], parameters: Parameters, run: Run
+    sizes: Iterable[int],
+    seeds: Sequence[int],
+    parameters: Parameters,
+    run: Run,
+    variants: Sequence[Variant] = VARIANTS,
 ) -> list[Outcome]:
-    """Every way to route, at every size, with every seed."""
+    """Each way to route, at every size, with every seed."""
     tasks = [
         (members, variant, parameters, seed)
         for members in sizes
-        for variant in VARIANTS
+        for variant in variants
         for seed in seeds
     ]
     return list(run(tasks))
+
+
+def added(before: Iterable[Outcome], now: Iterable[Outcome]) -> list[Outcome]:
+    """Those of an earlier run that were not simulated again, and those of this run, in order."""
+    names = [variant.name for variant in VARIANTS]
+    found = {(each.members, each.variant, each.seed): each for each in (*before, *now)}
+    return [
+        found[key] for key in sorted(found, key=lambda key: (key[0], names.index(key[1]), key[2]))
+    ]
 
 
 def simulate_study(

@@ -297,6 +297,34 @@ def test_map_fills_all_members_and_keeps_the_order(pool: PoolHere) -> None:
     assert max(calls.values()) < 150
 
 
+def test_what_is_told_late_of_own_calls_does_not_make_a_map_uneven(
+    pool: PoolHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Members have answered many since; the calls of others count."""
+    found = routing(pool.client)
+    own = dict.fromkeys(pool.members, 9)
+    monkeypatch.setattr(MemberSession, "open_calls", property(lambda each: own[each.at.name]))
+
+    def told(**loads: int) -> None:
+        for name, load in loads.items():
+            pool.director.show(name, load=load)
+        until(lambda: all(found.routes().loads[name] == load for name, load in loads.items()))
+
+    def shared_out(calls: int) -> dict[str, int]:
+        before = own.copy()
+        for _ in range(calls):
+            own[found.of_key(b"k" * 16, evenly=True).member.name] += 1
+        return {name: own[name] - before[name] for name in own}
+
+    for name in pool.members:
+        found.named(name)
+    told(m0=9, m1=3, m2=5)
+    own.update(dict.fromkeys(own, 3))
+    assert shared_out(6) == {"m0": 2, "m1": 2, "m2": 2}
+    told(m0=19)
+    assert shared_out(10)["m0"] == 0
+
+
 @pytest.mark.slow
 def test_map_on_an_array_that_is_on_all_members_fills_all(pool: PoolHere) -> None:
     """It moves to none of them."""

@@ -29,6 +29,7 @@ from jaxd_protocol.network.local_server import (
     PoolFiles,
     has_listener,
     make_private_directory,
+    running_pools,
 )
 
 SUMMARY = "direct a pool: several servers as one, placed by Ray"
@@ -86,7 +87,7 @@ def _up(arguments: argparse.Namespace) -> int:
     """
     require_server_extra()
     path = os.path.abspath(arguments.settings)
-    files = PoolFiles.of(_name_in(path))
+    files = PoolFiles.of(_checked(path))
     make_private_directory(files.directory)
     if has_listener(files.socket):
         print(f"a director runs already: another one with the settings in {path} takes over")
@@ -113,19 +114,23 @@ def _up(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _name_in(path: str) -> str:
-    import tomllib
+def _checked(path: str) -> str:
+    """The name of the pool in a file that a director can use; asked before one that runs ends.
 
-    try:
-        with open(path, "rb") as file:
-            name = tomllib.load(file).get("name", "pool")
-    except OSError as error:
-        raise ConfigurationError(
-            f"cannot read {path}: {error.strerror}. docs/pool.md has an example of a pool.toml."
-        ) from error
-    except ValueError as error:
-        raise ConfigurationError(f"{path} is not TOML: {error}. Correct that line.") from error
-    return str(name)
+    Raises:
+        ConfigurationError: when it cannot be used.
+    """
+    done = subprocess.run(  # noqa: S603  our own program, without a shell
+        [sys.executable, "-P", "-m", "jaxd_server.pool", "--check", path],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        said = done.stderr.strip().removeprefix("jaxd: ")
+        raise ConfigurationError(said or f"{path} could not be read. Run the command again.")
+    return done.stdout.strip()
 
 
 def _follow_start(
@@ -183,9 +188,11 @@ def _order(files: PoolFiles, order: str, **content: Any) -> Mapping[str, Any]:
     try:
         return ask_server(address, POOL_ORDER, order, json.dumps(content))
     except NoServer as error:
+        others = " and ".join(f"--pool {name}" for name in running_pools())
         raise NoServer(
-            f"no director of a pool {files.name} runs on this machine for you. Start one: jaxd "
-            "pool up pool.toml   (or name another pool with --pool)."
+            f"no director of the pool {files.name} runs on this machine for you. Start one: jaxd "
+            "pool up pool.toml   (members that still run are taken over; or name another pool: "
+            f"{others or '--pool NAME'})."
         ) from error
 
 

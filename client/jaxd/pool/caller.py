@@ -203,6 +203,8 @@ class PoolCaller(Caller):
 
         A call on arrays that have copies elsewhere is made there when their member is gone.
         """
+        if not call.values:
+            return self._pool.of_key(call.spec.key).call(call)
         while True:
             try:
                 return self.route(call.spec, call.values).call(call)

@@ -44,6 +44,9 @@ _FEW: Final = 16
 _COUNTED_S: Final = 0.02
 """With more than so many members in use, what this process has open is counted so often."""
 
+_VIEWS: Final = 4
+"""What this process had open at a member is known for so many views."""
+
 _NONE: Final[Mapping[str, int]] = {}
 _EVEN: Final = 1.0
 _NO_FIRST: Final = None, 0
@@ -57,6 +60,8 @@ class Routes(NamedTuple):
         loads: calls that each has open.
         devices: how many each has.
         total_load, total_devices: the sums.
+        others: of the loads, the calls that are not of this process, as far as it can tell.
+        total_others: the sum.
         orders: by key, the names in the order in which its calls go to them.
         spreads: on how many devices functions are to be warm, by the digits of their keys.
     """
@@ -66,6 +71,8 @@ class Routes(NamedTuple):
     devices: Mapping[str, int]
     total_load: int
     total_devices: int
+    others: Mapping[str, int]
+    total_others: int
     orders: BoundedDict[bytes, Sequence[str]]
     spreads: Mapping[str, int]
 
@@ -75,16 +82,36 @@ class Routes(NamedTuple):
         members: Iterable[PoolMember],
         before: Routes | None = None,
         spreads: Mapping[str, int] = _NONE,
+        own: Mapping[str, int] = _NONE,
     ) -> Routes:
-        """Those to these members; orders are kept while the members are the same."""
+        """Those to these members; orders are kept while the members are the same.
+
+        Args:
+            members: that take calls.
+            before: the routes until now.
+            spreads: as the view has them.
+            own: the calls of this process that may be among the loads, by member.
+        """
         found = sorted(members, key=lambda each: each.name)
         devices = {each.name: max(1, each.devices) for each in found}
         loads = {each.name: max(0, each.load) for each in found}
         orders: BoundedDict[bytes, Sequence[str]] = BoundedDict(_MAX_ORDERS)
         if before is not None and before.devices == devices:
             orders = before.orders
-        total_load, total_devices = sum(loads.values()), sum(devices.values())
-        return cls(tuple(devices), loads, devices, total_load, total_devices, orders, spreads)
+        others = {name: max(0, load - own.get(name, 0)) for name, load in loads.items()}
+        sums = (sum(each.values()) for each in (loads, devices, others))
+        total_load, total_devices, total_others = sums
+        return cls(
+            tuple(devices),
+            loads,
+            devices,
+            total_load,
+            total_devices,
+            others,
+            total_others,
+            orders,
+            spreads,
+        )
 
     def spread(self, key: bytes) -> int:
         """Over how many of its first members a function is spread."""
@@ -122,18 +149,29 @@ class OpenCalls:
     Args:
         told: by the director.
         callers: make the calls of this process.
+        beside: whether those told are of others alone, so that those of this process are added.
     """
 
-    __slots__ = ("_callers", "_told")
+    __slots__ = ("_beside", "_callers", "_told")
 
-    def __init__(self, told: Mapping[str, int], callers: Mapping[str, MemberCaller]) -> None:
+    def __init__(
+        self,
+        told: Mapping[str, int],
+        callers: Mapping[str, MemberCaller],
+        *,
+        beside: bool = False,
+    ) -> None:
         self._told = told
         self._callers = callers
+        self._beside = beside
 
     def get(self, name: str, default: int = 0) -> int:
         """Those of one member."""
         told, caller = self._told.get(name, default), self._callers.get(name)
-        return told if caller is None else max(told, caller.session.open_calls)
+        if caller is None:
+            return told
+        own = caller.session.open_calls
+        return told + own if self._beside else max(told, own)
 
     def __getitem__(self, name: str) -> int:
         return self.get(name)
@@ -167,7 +205,9 @@ class Pool:
         self._unused: set[MemberCaller] = set()  # as they were looked at last
         self._avoided: dict[str, tuple[int, float, str]] = {}
         self._home: MemberCaller | None = None
-        self._more: tuple[int, float, Routes | None] = (0, 0.0, None)  # one step sets it
+        none: tuple[int, float, Routes | None] = (0, 0.0, None)
+        self._more = [none, none]  # for `loads`, not evenly and evenly; one step sets each
+        self._recent: tuple[Mapping[str, int], ...] = ()
 
     @property
     def breadth(self) -> int:
@@ -176,13 +216,12 @@ class Pool:
 
     def holders(self) -> list[MemberCaller]:
         """Those with which this process may hold arrays."""
-        return [
-            each
-            for each in self._used
-            if (store := each.session.store) is not None
-            and store.release_queue.is_holding
-            and store.loss_error is None
-        ]
+        found = []
+        for each in self._used:  # no comprehension, which older versions of Python call
+            store = each.session.store
+            if store is not None and store.release_queue.is_holding and store.loss_error is None:
+                found.append(each)
+        return found
 
     @property
     def used(self) -> tuple[MemberCaller, ...]:
@@ -209,21 +248,28 @@ class Pool:
             self._wait_for_members((), deadline)
         return self._routes
 
-    def loads(self, routes: Routes) -> tuple[OpenCalls, int]:
+    def loads(self, routes: Routes, *, evenly: bool = False) -> tuple[OpenCalls, int]:
         """The calls that the members have open, and the sum.
 
         With many members the sum is counted now and then; what was routed since is added.
+
+        Args:
+            routes: to the members.
+            evenly: whether many calls of this process are to be shared out. What is told of these
+                is a tenth of a second old, in which a member may have answered many of them: so
+                only what is told of others counts, beside what this process has open now.
         """
-        told, now = routes.loads, time.monotonic()
-        more, until, of = self._more
+        told, total = routes.loads, routes.total_load
+        if evenly:
+            told, total = routes.others, routes.total_others
+        opened, now = OpenCalls(told, self._callers, beside=evenly), time.monotonic()
+        more, until, of = self._more[evenly]
         if of is not routes or now >= until:
-            callers, more = list(self._callers.items()), 0
-            for name, each in callers:
-                own, known = each.session.open_calls, told.get(name)
-                more += own - known if known is not None and own > known else 0
-            until = now + _COUNTED_S if len(callers) > _FEW else now
-        self._more = more + 1, until, routes
-        return OpenCalls(told, self._callers), routes.total_load + more
+            known = [name for name in list(self._callers) if name in told]
+            more = sum(opened.get(name) - told[name] for name in known)
+            until = now + _COUNTED_S if len(known) > _FEW else now
+        self._more[evenly] = more + 1, until, routes
+        return opened, total + more
 
     def of_key(self, key: bytes, *, evenly: bool = False) -> MemberCaller:
         """The member that makes the next call of a function.
@@ -241,7 +287,7 @@ class Pool:
             if first is not None and first.session.open_calls < room:
                 return first
         routes = self.routes()
-        loads, total = self.loads(routes)
+        loads, total = self.loads(routes, evenly=evenly)
         bound, order = _EVEN if evenly else BOUND, routes.order(key)
         spread = 1 if evenly else routes.spread(key)
         name = choose(
@@ -432,13 +478,22 @@ class Pool:
             }
             ready = (each for each in view.members.values() if each.state == "ready")
             free = (each for each in ready if each.name not in self._avoided)
-            self._routes = Routes.of(free, self._routes, view.spreads)
+            self._routes = Routes.of(free, self._routes, view.spreads, self._recent_calls())
             self._callers = {
                 name: caller
                 for name, caller in self._callers.items()
                 if name not in self._avoided and not self.is_lost(caller.member)
             }
             self._firsts = BoundedDict(_MAX_ORDERS)  # last: what is found by the others is old
+
+    def _recent_calls(self) -> dict[str, int]:
+        """The most calls that this process has had open at each member when it got the last views.
+
+        A load that is told now was looked at between these.
+        """
+        now = {name: each.session.open_calls for name, each in self._callers.items()}
+        self._recent = (now, *self._recent)[:_VIEWS]
+        return {name: max(each.get(name, 0) for each in self._recent) for name in now}
 
     def look_after(self) -> bool:
         """Ends the sessions that are of no more use; whether some are still to be ended."""

@@ -567,17 +567,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Directs a pool until it is stopped; returns the exit code.
 
     Returns:
-        0 when it was stopped, or the pool has ended; 1 when it could not be started, or another
-        director has taken over.
+        0 when it was stopped, the pool has ended, or the file can be used; 1 when it could not be
+        started, or another director has taken over.
     """
     parser = Parser(prog="jaxd pool up", description="Direct a pool.", allow_abbrev=False)
     parser.add_argument("settings", metavar="pool.toml", help="the file with the pool's settings")
+    parser.add_argument(
+        "--check", action="store_true", help="only check the file, and print the name of its pool"
+    )
     arguments = parser.parse_args(argv)
     stopped = threading.Event()
     _stop_on_signals(stopped)
     logs.configure("text", "director")
     try:
         settings = read_settings(arguments.settings)
+        if arguments.check:
+            if not settings.static:
+                ray_cluster.require_ray()
+            print(settings.name)  # noqa: T201  for `jaxd pool up`
+            return 0
         with _only_director(settings), suppress(KeyboardInterrupt):
             _serve(settings, stopped)
     except JaxdError as error:

@@ -188,8 +188,11 @@ class _Reader:
         store = found.get("store", usual)
         found["store"] = "" if store == _NO_STORE else store
         members = MemberSettings(**found)
+        if members.least > members.most:
+            raise self._wrong("members", "min", f"at most max, which is {members.most}")
         if not members.least <= members.count <= members.most:
-            raise self._wrong("members", "count", "between min and max")
+            limits = f"from {members.least} (min) to {members.most} (max)"
+            raise self._wrong("members", "count", f"{limits}, and is {members.count}")
         shares = [
             word
             for option, limit in quotas.items()
@@ -214,7 +217,7 @@ class _Reader:
         found = {}
         for name, value in content.items():
             if name not in known:
-                options = ", ".join(known)
+                options = ", ".join([*known, *([] if section else _HEADS)])
                 raise ConfigurationError(
                     f"{self._path}: {_place(section, name)} is not a setting; remove it (known: "
                     f"{options})."
@@ -365,3 +368,4 @@ _STATIC: Final[Mapping[str, _Setting]] = {
 }
 _PARTS: Final = ("ray", "members", "quotas", "scaling")
 _SECTIONS: Final = frozenset({*_PARTS, "static"})
+_HEADS: Final = (*(f"[{name}]" for name in _PARTS), "[[static]]")

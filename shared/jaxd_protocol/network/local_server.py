@@ -13,6 +13,7 @@ import os
 import socket
 import stat
 import sys
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 import jaxd_protocol
@@ -20,6 +21,8 @@ from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.network.addresses import Address
 
 _NO_CACHE: Final = "none"
+_POOL: Final = "pool-"
+"""Before the name of a pool, in that of its folder."""
 
 STORE_VARIABLES: Final = ("JAXD_STORE", "JAXD_STORE_READ_ONLY")
 """Which store a server shares with those of other machines, and whether it adds to it."""
@@ -146,7 +149,7 @@ class PoolFiles(NamedTuple):
     @classmethod
     def of(cls, name: str) -> PoolFiles:
         """Those of this user's pool of that name."""
-        return cls(name, os.path.join(runtime_dir(), f"pool-{name}"))
+        return cls(name, os.path.join(runtime_dir(), f"{_POOL}{name}"))
 
     @property
     def socket(self) -> str:
@@ -157,6 +160,15 @@ class PoolFiles(NamedTuple):
     def log(self) -> str:
         """The log of a director that was started in the background."""
         return os.path.join(self.directory, "director.log")
+
+
+def running_pools() -> list[str]:
+    """The names of this user's pools whose directors run on this machine."""
+    with suppress(OSError):
+        folders = [name for name in os.listdir(runtime_dir()) if name.startswith(_POOL)]
+        names = sorted(name.removeprefix(_POOL) for name in folders)
+        return [name for name in names if has_listener(PoolFiles.of(name).socket)]
+    return []
 
 
 def make_private_directory(path: str) -> str:

@@ -182,6 +182,27 @@ def test_a_mistake_in_the_file_is_told(runtime: Path, capsys: pytest.CaptureFixt
     assert "members.count must be a whole number" in capsys.readouterr().err
     assert main(["pool", "up", str(runtime / "none.toml")]) == 1
     assert "docs/pool.md" in capsys.readouterr().err
+    path.write_text('name = "../lab"\n')
+    assert main(["pool", "up", str(path)]) == 1
+    assert "name must be up to 31 letters" in capsys.readouterr().err
+    assert list(runtime.iterdir()) == [path]
+
+
+def test_a_mistake_in_the_file_ends_no_director(
+    pool: Up, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The one that runs goes on with the settings that it has."""
+    before = director_pid()
+    pool.path.write_text(pool.path.read_text().replace("static", "statics"))
+    assert main(["pool", "up", str(pool.path)]) == 1
+    assert "statics is not a setting" in capsys.readouterr().err
+    assert director_pid() == before
+
+
+def test_pools_that_run_are_named(pool: Up, capsys: pytest.CaptureFixture[str]) -> None:
+    """To who has left out, or mistaken, the name."""
+    assert main(["pool", "status"]) == 1
+    assert "--pool lab" in capsys.readouterr().err
 
 
 def test_without_ray_it_says_what_to_install(runtime: Path) -> None:

@@ -103,7 +103,12 @@ def test_servers_that_run_already_are_listed(tmp_path: Path) -> None:
         ("[ray]\naddress = 'head'\n", "ray.address must be HOST:PORT of a Ray cluster"),
         ("[members]\ncount = '3'", "members.count must be a whole number"),
         ("[members]\ncount = true", "members.count must be"),
-        ("[members]\ncount = 9\nmax = 3", "members.count must be between min and max"),
+        (
+            "[members]\ncount = 9\nmax = 3",
+            "from 1 .min. to 3 .max., and is 9",
+        ),
+        ("[members]\nmin = 9\nmax = 3", "members.min must be at most max, which is 3"),
+        ("[member]\ncount = 1", r"member is not a setting.*\[members\], .*\[\[static\]\]"),
         ("[members]\nplatform = 'abacus'", "members.platform must be cpu, gpu or tpu"),
         ("[members]\nstore = 'here'", "members.store must be an absolute path"),
         ("[members]\nports = '7-3'", "members.ports must be first and last port"),
