@@ -30,6 +30,7 @@ class Sizes:
         calls: small calls in one round.
         many_calls: the same where one in a hundred is looked for.
         slow_calls: the same for a peer that needs milliseconds for each.
+        items: of a `map` in one round.
         round_bytes: bytes of the large arguments of one round, roughly.
         most_bytes: the most that one argument has.
         steps: steps of training in one round.
@@ -42,6 +43,7 @@ class Sizes:
     calls: int = 2000
     many_calls: int = 30_000
     slow_calls: int = 200
+    items: int = 1000
     round_bytes: int = 704 * 2**20
     most_bytes: int = 256 * 2**20
     steps: int = 200
@@ -56,6 +58,7 @@ class Sizes:
             calls=200,
             many_calls=1000,
             slow_calls=20,
+            items=80,
             round_bytes=24 * 2**20,
             most_bytes=8 * 2**20,
             steps=20,

@@ -90,14 +90,15 @@ def _pool_calls(run: BenchmarkRun, members: int) -> Driver:
 def _map(members: int) -> Callable[[BenchmarkRun], Sampler]:
     def start(run: BenchmarkRun) -> Sampler:
         driver = _pool_calls(run, members)
-        return lambda: driver.seconds("map", run.sizes.slow_calls)
+        return lambda: driver.seconds("map", run.sizes.items)
 
     return start
 
 
 POOL_MAP: Final = Row(
     name="pool-map",
-    title="`map` of programs that wait for 50 ms and take no processor time, seconds per item",
+    title="`map` of 1,000 programs that wait for 50 ms and take no processor time, eight at a time "
+    "on each member, seconds per item",
     variants=tuple(
         Variant(f"{members} member{'s' * (members > 1)}", _map(members), needs=_JAXD)
         for members in _OF_MAP
