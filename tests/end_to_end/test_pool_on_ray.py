@@ -407,3 +407,5 @@ def test_a_cluster_on_this_machine_is_started_and_ended(
     assert "is down" in found.order("down", "--pool", "lab")
     assert not _is_alive(pid)
     assert not _is_alive(cluster["pid"])
+    assert not (runtime / "jaxd/pool-lab/cluster.json").exists()
+    assert not Path(cluster["folder"]).exists()

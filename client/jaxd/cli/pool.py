@@ -222,9 +222,14 @@ def _status(arguments: argparse.Namespace) -> int:
 
 def _seen_from_afar(address: str) -> Mapping[str, Any]:
     """What clients see of a pool."""
-    if address.startswith("pool://"):
-        address = f"tls{address.removeprefix('pool')}"
-    answer = ask_server(address, POOL_VIEW, 0, "", 0.0)
+    parsed = Address.parse(address)
+    try:
+        answer = ask_server(str(parsed._replace(is_pool=False)), POOL_VIEW, 0, "", 0.0)
+    except ConnectionLost as error:  # so a server ends who asks it that
+        raise ConfigurationError(
+            f"what answers at {address} is no director of a pool. Use the line that `jaxd pool up` "
+            "printed, with pool://; of a server see: jaxd status --server."
+        ) from error
     view = PoolView.from_dict(answer["view"])
     unknown = {"why": "", "values": 0, "value_bytes": 0, "sessions": 0, "warm": None}
     members = [{**each.to_dict(), **unknown} for each in view.members.values()]

@@ -440,9 +440,10 @@ def _by_use(entry: MemberEntry) -> tuple[bool, int]:
     return entry.member.state == "ready", entry.report.load
 
 
-def _by_loss(entry: MemberEntry) -> tuple[bool, int]:
-    """Sorts members by what would be lost with them, the least first."""
-    return entry.may_hold_values, entry.report.value_bytes
+def _by_loss(entry: MemberEntry) -> tuple[Any, ...]:
+    """Sorts members by what would be lost with them, the least first: arrays, then programs."""
+    said = entry.report
+    return entry.may_hold_values, said.value_bytes, *_by_use(entry), len(said.warm)
 
 
 # the process --------------------------------------------------------------------------------------

@@ -211,6 +211,8 @@ def _hold_cluster(settings: RaySettings, folder: str) -> None:
             signal.signal(number, lambda *_: stopped.set())
         stopped.wait()
         ray.shutdown()
+        with suppress(FileNotFoundError):
+            os.unlink(os.path.join(folder, _CLUSTER_FILE))
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

@@ -17,7 +17,8 @@ MAX_PATH_BYTES: Final = 107
 """Of a Unix socket's path: `sun_path` of unix(7) is 108 bytes with the final zero."""
 
 ADDRESS_FORMATS: Final = (
-    "unix:///absolute/path, tcp://host:port, tls://host:port or ssh://user@host"
+    "unix:///absolute/path, tcp://host:port, tls://host:port, ssh://user@host or, of a pool, "
+    "pool://host:port#sha256=…"
 )
 
 _POOL: Final = re.compile(r"pool(?:\+(unix|tcp))?://")

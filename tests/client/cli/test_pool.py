@@ -105,6 +105,12 @@ def test_clients_see_the_same_from_afar(pool: Up, capsys: pytest.CaptureFixture[
     assert lines[2].split()[:2] == ["a", "ready"]
 
 
+def test_a_server_is_no_director(live: LiveServer, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever gives its address is told what to give."""
+    assert main(["pool", "status", "--director", live.unix]) == 1
+    assert "is no director of a pool. Use the line" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_fixed_list_cannot_be_scaled(pool: Up, capsys: pytest.CaptureFixture[str]) -> None:
     """The error says what to do."""

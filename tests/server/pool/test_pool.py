@@ -190,6 +190,21 @@ def test_scaling_down_takes_members_without_values(cluster: FakeCluster) -> None
     assert settle(pool) == {"m1": "ready"}
 
 
+def test_scaling_down_keeps_the_members_that_are_warm(cluster: FakeCluster) -> None:
+    """Of those without values the one goes that has the fewest programs, or does not serve yet."""
+    pool = pool_in(cluster)
+    pool.obey("scale", {"count": 3})
+    settle(pool)
+    for name, programs in (("m1", ("a", "b")), ("m2", ("a",))):
+        member = cluster.members[name]
+        member.report = replace(member.report, warm=programs)
+    settle(pool)
+    pool.obey("scale", {"count": 2})
+    assert settle(pool) == {"m1": "ready", "m2": "ready"}
+    pool.obey("scale", {"count": 1})
+    assert settle(pool) == {"m1": "ready"}
+
+
 def test_scaling_down_loses_no_values_without_force(cluster: FakeCluster) -> None:
     """It says which member has what, and changes nothing."""
     pool = pool_in(cluster)

@@ -156,12 +156,13 @@ def server_port(address: Address) -> Check:
     try:
         socket.create_connection(address.place, _CONNECT_S).close()
     except TimeoutError:
-        advice = (
-            f"A firewall drops it, or the machine is off. Open port {address.port} there, or use "
-            f"ssh://{address.host}, which needs no port."
-        )
+        other = "" if address.is_pool else f", or use ssh://{address.host}, which needs no port"
+        advice = f"A firewall drops it, or the machine is off. Open the port there{other}."
         return Check("port", "bad", f"{where} does not answer", advice)
     except OSError as error:
+        if address.is_pool:
+            advice = "No director listens. On its machine: jaxd pool up pool.toml"
+            return Check("port", "bad", f"{where}: {error.strerror or error}", advice)
         advice = (
             f"Nothing listens. On that machine: jaxd serve --listen {address.kind}://0.0.0.0:"
             f"{address.port}   (in a container also: docker run -p {address.port}:{address.port} …)"

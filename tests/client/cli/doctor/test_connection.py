@@ -121,6 +121,8 @@ def test_a_closed_port(runtime: Path) -> None:
     assert found.name == "port"
     assert f"jaxd serve --listen tls://0.0.0.0:{port}" in found.advice
     assert f"docker run -p {port}:{port}" in found.advice
+    director = Address.tls("127.0.0.1", port)._replace(is_pool=True)
+    assert last(director).advice.endswith("jaxd pool up pool.toml")
 
 
 def test_a_port_behind_a_firewall(monkeypatch: pytest.MonkeyPatch) -> None:
