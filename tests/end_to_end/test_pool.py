@@ -29,6 +29,7 @@ from jaxd.errors import (
 from jaxd.pool.caller import PoolCaller
 from jaxd.pool.members import MemberSession
 from jaxd.pool.routes import Pool
+from jaxd.pool.view import ViewKeeper
 from jaxd.request.call_request import CallRequest
 from jaxd_protocol.messages.calls import FROM_CALLBACK
 from jaxd_protocol.network.pool_routing import ranked
@@ -289,12 +290,12 @@ def test_a_member_that_is_not_there_is_an_error_that_names_those_that_are(pool: 
 
 @pytest.mark.slow
 def test_map_fills_all_members_and_keeps_the_order(pool: PoolHere) -> None:
-    """Whichever function it is; no member has more than a third of the calls by much."""
+    """A thousand items of any function; no member has more than a third of them by much."""
     double_ = pool.client.persistent_call(double)
-    assert [float(y) for y in double_.map(range(300))] == [2.0 * x for x in range(300)]
+    assert [float(y) for y in double_.map(range(1000))] == [2.0 * x for x in range(1000)]
     calls = pool.calls
     assert set(calls) == set(pool.members)
-    assert max(calls.values()) < 150
+    assert max(calls.values()) < 500
 
 
 def test_what_is_told_late_of_own_calls_does_not_make_a_map_uneven(
@@ -504,6 +505,26 @@ def test_calls_go_on_when_the_director_is_gone(pool: PoolHere) -> None:
     assert double_(2.0) == 4.0
     pool.kill(first)
     assert double_(3.0) == 6.0
+
+
+def test_a_connection_to_the_director_that_comes_too_late_is_closed(
+    pool: PoolHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client was closed while its thread connected again."""
+    keeper, connect_ = routing(pool.client).keeper, ViewKeeper._connect
+    made: list[Any] = []
+
+    def late(self: ViewKeeper, deadline: float | None) -> Any:
+        connection = connect_(self, deadline)
+        self.stop()
+        made.append(connection)
+        return connection
+
+    keeper.start()
+    monkeypatch.setattr(ViewKeeper, "_connect", late)
+    assert keeper._connection is not None
+    keeper._connection.shut()
+    until(lambda: bool(made) and not made[0].alive)
 
 
 def test_a_pool_without_members_says_what_they_are_doing(

@@ -177,7 +177,7 @@ class ViewKeeper:
         me, pause_s = threading.current_thread(), _SHORTEST_PAUSE_S
         while self._thread is me and self._look_after():
             try:
-                self._follow()
+                self._follow(keeper=me)
             except Cancelled:
                 continue  # it was stopped
             except (JaxdError, OSError) as error:
@@ -205,13 +205,27 @@ class ViewKeeper:
         if connection is not None:
             connection.shut()
 
-    def _follow(self, deadline: float | None = None) -> bool:
-        """Asks for news once, and waits for them; whether there is more at once."""
-        if self._connection is None or not self._connection.alive:
-            self._connection = self._connect(deadline)
+    def _follow(
+        self, deadline: float | None = None, *, keeper: threading.Thread | None = None
+    ) -> bool:
+        """Asks for news once, and waits for them; whether there is more at once.
+
+        Args:
+            deadline: as of `start`.
+            keeper: the thread that keeps the view from now on; None: there is none yet.
+        """
+        connection = self._connection
+        if connection is None or not connection.alive:
+            connection = self._connect(deadline)
+            with self._changed:
+                is_stopped = self._thread is not keeper
+                self._connection = self._connection if is_stopped else connection
+            if is_stopped:
+                connection.retire()
+                raise Cancelled("the client was closed. Its next call asks the director again.")
         wait_s = 0.0 if self._known == _NOTHING_YET else self._wait_s
         until = time.monotonic() + wait_s + _GRACE_S
-        value, _ = self._connection.request(
+        value, _ = connection.request(
             POOL_VIEW, (*self._known, wait_s), deadline=until if deadline is None else deadline
         )
         return self._take(_content(value))

@@ -531,7 +531,8 @@ def _serve(settings: PoolSettings, stopped: threading.Event) -> None:
         _run(pool, stopped)
         if isinstance(pool, Pool) and pool.is_over:
             members.forget_state()
-            _end_cluster(settings)
+            if not settings.ray.address:  # it is this pool's own
+                ray_cluster.stop_local_cluster(settings.files.directory)
             is_told.wait(_TOLD_S)  # whoever has ended the pool knows that all of it has
 
 
@@ -550,13 +551,6 @@ def _cluster_address(settings: PoolSettings) -> str:
         ray_cluster.require_ray()
         return settings.ray.address
     return ray_cluster.start_local_cluster(settings.ray, settings.files.directory).address
-
-
-def _end_cluster(settings: PoolSettings) -> None:
-    """Ends the cluster, if it is this pool's own."""
-    cluster = None if settings.ray.address else ray_cluster.local_cluster(settings.files.directory)
-    if cluster is not None:
-        cluster.stop()
 
 
 def _stop_on_signals(stopped: threading.Event) -> None:

@@ -138,6 +138,14 @@ def local_cluster(folder: str) -> LocalCluster | None:
     return None
 
 
+def stop_local_cluster(folder: str) -> None:
+    """Ends the cluster of a pool on this machine, if there is one; nothing of it is left."""
+    found = local_cluster(folder)
+    if found is not None:
+        found.stop()
+        os.unlink(os.path.join(folder, _CLUSTER_FILE))
+
+
 def start_local_cluster(settings: RaySettings, folder: str) -> LocalCluster:
     """The cluster of a pool on this machine; one that runs already is used.
 
@@ -211,8 +219,6 @@ def _hold_cluster(settings: RaySettings, folder: str) -> None:
             signal.signal(number, lambda *_: stopped.set())
         stopped.wait()
         ray.shutdown()
-        with suppress(FileNotFoundError):
-            os.unlink(os.path.join(folder, _CLUSTER_FILE))
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
