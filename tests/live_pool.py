@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,7 +12,7 @@ from jaxd.connection.connection import ClientConnection
 from jaxd.connection.settings import Settings
 from jaxd_protocol.messages.calls import FAILED
 from jaxd_protocol.messages.failures import decode_failure
-from jaxd_protocol.messages.pool_view import POOL_VIEW, PoolMember, PoolView
+from jaxd_protocol.messages.pool_view import POOL_VIEW, PoolMember, PoolView, unpacked
 from jaxd_protocol.network.addresses import Address
 from jaxd_server.auth.listeners import open_listeners
 from jaxd_server.auth.tls_setup import connection_hints, prepare_own_certificate
@@ -106,7 +105,7 @@ class ViewClient:
         value, _ = self._connection.request(verb, args)
         if value[0] == FAILED:
             raise decode_failure(value[1])
-        found: dict[str, Any] = json.loads(value)
+        found: dict[str, Any] = unpacked(value)
         return found
 
     def look(self, wait_s: float = 30.0) -> PoolView:

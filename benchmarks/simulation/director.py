@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any, Final
@@ -13,6 +12,7 @@ from jaxd_protocol.messages.pool_view import (
     PoolMember,
     PoolView,
     is_load_news,
+    packed,
 )
 from jaxd_protocol.messages.server_view import changed
 from jaxd_protocol.network.pool_routing import (
@@ -116,4 +116,4 @@ def _address(name: str) -> str:
 
 
 def _bytes(message: Mapping[str, Any]) -> int:
-    return len(json.dumps(message, separators=(",", ":")))
+    return len(packed(message))

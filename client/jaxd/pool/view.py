@@ -6,7 +6,6 @@ answers, the view stays as it is.
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 import weakref
@@ -29,6 +28,7 @@ from jaxd_protocol.messages.pool_view import (
     POOL_VIEW,
     PoolMember,
     PoolView,
+    unpacked,
 )
 from jaxd_protocol.network.addresses import Address
 
@@ -294,7 +294,7 @@ def _content(value: Any) -> dict[str, Any]:
 
         raise decode_failure(value[1])
     try:
-        found: Any = json.loads(value)
+        found: Any = unpacked(value)
     except (RecursionError, TypeError, ValueError) as error:
         raise _unreadable() from error
     if not isinstance(found, dict):

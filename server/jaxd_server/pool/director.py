@@ -32,6 +32,7 @@ from jaxd_protocol.messages.pool_view import (
     POOL_ORDER,
     POOL_UNREACHABLE,
     POOL_VIEW,
+    packed,
 )
 from jaxd_protocol.network.accounts import Account
 from jaxd_protocol.network.addresses import RELAY_GREETING_BYTES, Address, relay_greeting
@@ -117,7 +118,7 @@ class Director:
             for one in listeners
         ]
         self._has_news = threading.Event()
-        self._answers: BoundedDict[tuple[int, str], str] = BoundedDict(_MOST_ANSWERS)
+        self._answers: BoundedDict[tuple[int, str], str | bytes] = BoundedDict(_MOST_ANSWERS)
         self.told, self._told_bytes = 0, 0
         table.on_news = self._has_news.set
         threading.Thread(target=self._tell, name="jaxd-tell", daemon=True).start()
@@ -159,11 +160,11 @@ class Director:
         """Whether a client that knows this is told something now."""
         return known < self.told or source != self.table.source
 
-    def answer(self, known: int, source: str) -> str:
+    def answer(self, known: int, source: str) -> str | bytes:
         """What such a client is told; written once for all that know the same."""
         found = self._answers.get((known, source))
         if found is None:
-            found = json.dumps(self.table.news(known, source).to_message())
+            found = packed(self.table.news(known, source).to_message())
             if known < self.told and source == self.table.source:
                 self._answers[known, source] = found
         self._told_bytes += len(found)

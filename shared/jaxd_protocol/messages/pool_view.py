@@ -19,9 +19,10 @@ as there is news, or after `wait_s` seconds (at most `MOST_WAIT_S`) without any;
     {"view": {…}, "source": "…", "more": false}      all that there is: `PoolView.from_dict`
     {"change": {…}, "source": "…", "more": false}    what has changed: `PoolView.patched`
 
-A change without members or spreads says that nothing has changed. With `more`, the client asks on
-at once and adds up what it gets. A director that does not know the `source` (it is another one
-than before) answers with a whole view. News are sent at most once in `LOAD_EVERY_S`, all at once,
+A long change is bytes, compressed by zlib, and not text: it goes to all clients. A change without
+members or spreads says that nothing has changed. With `more`, the client asks on at once and adds
+up what it gets. A director that does not know the `source` (it is another one than before) answers
+with a whole view. News are sent at most once in `LOAD_EVERY_S`, all at once,
 and of a load only where it has changed by enough (`is_load_news`); of a member whose load alone is
 new, nothing else is sent.
 
@@ -38,7 +39,9 @@ Other verbs are answered as a failed call is, with a `ConfigurationError` that n
 
 from __future__ import annotations
 
+import json
 import re
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
@@ -163,6 +166,35 @@ class PoolView:
                 "jaxd on both sides."
             ) from error
         return replace(self, pool=pool, sequence=sequence, members=members, spreads=spreads)
+
+
+_LONG_BYTES: Final = 1 << 10
+_MOST_BYTES: Final = 1 << 26
+
+
+def packed(answer: Mapping[str, Any]) -> str | bytes:
+    """An answer to `POOL_VIEW` as it is sent; a whole view, which goes to one client, is text."""
+    text = json.dumps(answer, separators=(",", ":"))
+    if "view" in answer or len(text) < _LONG_BYTES:
+        return text
+    return zlib.compress(text.encode())
+
+
+def unpacked(answer: Any) -> Any:
+    """What a director has answered, of whatever verb.
+
+    Raises:
+        RecursionError, TypeError, ValueError: when it is something else.
+    """
+    if type(answer) is bytes:
+        unpacker = zlib.decompressobj()
+        try:
+            answer = unpacker.decompress(answer, _MOST_BYTES)
+        except zlib.error as error:
+            raise ValueError(str(error)) from error
+        if not unpacker.eof:
+            raise ValueError("it is cut off, or too long")
+    return json.loads(answer)
 
 
 _STEP: Final = 8

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import zlib
 from typing import Any
 
 import pytest
 
 from jaxd_protocol.errors import ProtocolError
-from jaxd_protocol.messages.pool_view import STATES, PoolMember, PoolView
+from jaxd_protocol.messages.pool_view import STATES, PoolMember, PoolView, packed, unpacked
 from tests.ids import row
 
 _TLS = f"tls://10.0.0.7:18861#sha256={'ab' * 32}"
@@ -53,6 +54,26 @@ def test_a_change_has_only_the_functions_that_are_spread_otherwise() -> None:
     assert after.spreads == {"cd" * 8: 2, "ef" * 8: 9}
     assert after.members == before.members
     assert after.patched({"sequence": 9}).spreads == after.spreads
+
+
+def test_a_long_change_is_compressed_and_a_whole_view_is_text() -> None:
+    """Which `jaxd pool status --director` reads as it reads what servers answer."""
+    loads = {f"member-{number:04}": {"load": number % 7} for number in range(700)}
+    change = {"change": {"members": loads}, "source": "a", "more": False}
+    sent = packed(change)
+    assert unpacked(sent) == change
+    assert len(sent) < len(json.dumps(change)) / 4
+    for told in ({"change": {}}, {"view": {"members": loads}}):
+        assert json.loads(packed(told)) == unpacked(packed(told)) == told
+
+
+def test_what_is_no_answer_is_refused() -> None:
+    """Neither compressed nor as text; and not more than a client has room for."""
+    sent = packed({"change": {"members": {f"m{number}": None for number in range(700)}}})
+    assert type(sent) is bytes
+    for wrong in (sent[:-9], b"{}", b"", "no JSON", 7, zlib.compress(b" " * (1 << 27))):
+        with pytest.raises((TypeError, ValueError)):
+            unpacked(wrong)
 
 
 def test_fields_of_a_newer_director_are_left_out() -> None:
