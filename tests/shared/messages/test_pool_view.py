@@ -63,7 +63,8 @@ def test_a_long_change_is_compressed_and_a_whole_view_is_text() -> None:
     sent = packed(change)
     assert unpacked(sent) == change
     assert len(sent) < len(json.dumps(change)) / 4
-    for told in ({"change": {}}, {"view": {"members": loads}}):
+    others: list[dict[str, Any]] = [{"change": {}}, {"view": {"members": loads}}]
+    for told in others:
         assert json.loads(packed(told)) == unpacked(packed(told)) == told
 
 
