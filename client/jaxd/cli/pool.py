@@ -37,7 +37,8 @@ EXAMPLE = "jaxd pool up pool.toml"
 
 _LOOK_S: Final = 0.3
 _STUCK_S: Final = 60.0
-"""Members that have not ended after so long, with a reason, are not waited for any more."""
+"""Members that have not ended after so long, with a reason, are not waited for any more; what those
+lack that are not ready is said then."""
 _SHOWN_STATES: Final = ("ready", "lost", "draining")
 _HEAD: Final = (
     *("MEMBER", "STATE", "NODE", "DEVICES", "VERSION", "EPOCH", "CALLS", "WARM", "ARRAYS", ""),
@@ -138,6 +139,7 @@ def _follow_start(
 ) -> None:
     """Prints what becomes of the members, until as many as are wanted are ready."""
     shown: dict[str, tuple[str, str]] = {}
+    since, known = time.monotonic(), 0
     while True:
         if process.poll() is not None:
             raise ServerStartFailed(
@@ -151,7 +153,22 @@ def _follow_start(
             if not waits or len(ready) >= status["wanted"]:
                 print("\n".join(["for clients:", *(f"  {line}" for line in status["clients"])]))
                 return
+            if len(ready) != known:
+                since, known = time.monotonic(), len(ready)
+            elif time.monotonic() - since > _STUCK_S:
+                since = float("inf")
+                _say_what_is_missing(files, status)
         time.sleep(_LOOK_S)
+
+
+def _say_what_is_missing(files: PoolFiles, status: Mapping[str, Any]) -> None:
+    waits = [each["name"] for each in status["members"] if each["state"] != "ready"]
+    print(
+        f"still waiting for {', '.join(waits)}: no node of Ray has as many devices free, or the "
+        f"server does not start (its log: server.log in {files.directory}/NAME on its node). "
+        "Free some, or have fewer: jaxd pool scale. Ctrl-C ends the waiting alone.",
+        flush=True,
+    )
 
 
 def _print_changes(status: Mapping[str, Any], shown: dict[str, tuple[str, str]]) -> None:

@@ -169,6 +169,26 @@ def test_a_pool_that_does_not_end_is_not_said_to_be_down(
         director.close()
 
 
+def test_a_member_that_does_not_get_ready_is_told(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once, with what to do; it is waited for all the same."""
+    monkeypatch.setattr(pool_command, "_STUCK_S", 0.0)
+    monkeypatch.setattr(pool_command, "_LOOK_S", 0.01)
+    looks = iter(["starting"] * 9 + ["ready"])
+
+    def order(*_: object) -> dict[str, Any]:
+        member = {"name": "m1", "state": next(looks), "why": "", "node": ""}
+        return {"members": [member], "wanted": 1, "clients": ["export X"]}
+
+    monkeypatch.setattr(pool_command, "_order", order)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        pool_command._follow_start(process, PoolFiles.of("lab"), 0, waits=True)
+    said = capsys.readouterr().out
+    assert said.count("still waiting for m1: no node of Ray has as many devices free") == 1
+    assert said.endswith("export X\n")
+
+
 def test_without_a_pool_the_commands_say_how_to_start_one(
     runtime: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
