@@ -176,9 +176,9 @@ def start_live(runtime: Path) -> Iterator[Callable[..., LiveServer]]:
 
 
 @pytest.fixture
-def arrays_outlive_workers(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients make their arrays again when a worker ends."""
-    monkeypatch.setenv("JAXD_SNAPSHOT_S", "10")
+def arrays_die_with_workers(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients keep nothing to make their arrays again when a worker ends."""
+    monkeypatch.setenv("JAXD_SNAPSHOT_S", "0")
 
 
 @pytest.fixture

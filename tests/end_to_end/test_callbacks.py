@@ -471,9 +471,15 @@ def test_pure_callbacks_run_on_the_server(client: Client) -> None:
     assert int(client.persistent_call(nearest)(points, points[1] + 0.1)) == 1
 
 
-@pytest.mark.soak
-def test_a_call_that_has_called_back_is_not_repeated(start_live: Any) -> None:
-    """Its effects would happen twice. Without any, it is."""
+@pytest.mark.slow
+@pytest.mark.parametrize("results", ["auto", "numpy"])
+@pytest.mark.parametrize("is_kept", [True, False], ids=["kept", "not kept"])
+def test_a_call_that_has_called_back_when_its_worker_ends(
+    start_live: Any, monkeypatch: pytest.MonkeyPatch, is_kept: bool, results: Any
+) -> None:
+    """It is repeated, and answered from the record; where there is none, that is an error."""
+    if not is_kept:
+        monkeypatch.setenv("JAXD_SNAPSHOT_S", "0")
     server = start_live()
     pids = [server.worker_pid()]
 
@@ -487,8 +493,12 @@ def test_a_call_that_has_called_back_is_not_repeated(start_live: Any) -> None:
         return io_callback(kill, SCALAR, x)
 
     with connect(server.unix) as client:
-        with pytest.raises(ConnectionLost, match="after it had called back functions"):
-            client.persistent_call(deadly)(X)
+        function = client.persistent_call(deadly, results=results)
+        if is_kept:
+            assert float(function(X)) == 1.0
+        else:
+            with pytest.raises(ConnectionLost, match="after it had called back functions"):
+                function(X)
         assert seen == [1.0]
         client.persistent_call(append)(X)
     assert seen == [1.0, 1.0]

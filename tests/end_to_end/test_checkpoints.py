@@ -533,6 +533,7 @@ def _moved(client: Client) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("arrays_die_with_workers")
 def test_a_loop_goes_on_from_its_checkpoint(
     start_live: Callable[..., LiveServer], tmp_path: Path
 ) -> None:

@@ -433,6 +433,7 @@ def test_clear_has_all_members_forget(pool: PoolHere) -> None:
 # members that go ----------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("arrays_die_with_workers")
 def test_values_of_a_dead_member_are_lost_and_calls_go_on(pool: PoolHere) -> None:
     """What needs them says so, with the name of the member; everything else is made elsewhere."""
     double_ = pool.client.persistent_call(double)
@@ -563,6 +564,7 @@ def test_a_member_out_of_reach_is_named_and_calls_go_elsewhere(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("arrays_die_with_workers")
 def test_a_member_that_is_started_again_is_used_again(pool: PoolHere) -> None:
     """With another session; values of the one before are lost."""
     double_ = pool.client.persistent_call(double)

@@ -156,6 +156,7 @@ def test_a_loop_goes_on_with_the_same_numbers_on_another_member(
     assert len(seen) == 40
 
 
+@pytest.mark.usefixtures("arrays_die_with_workers")
 def test_a_loop_whose_state_is_not_kept_ends_with_what_is_lost(
     pool: PoolOfServers, client: Client
 ) -> None:

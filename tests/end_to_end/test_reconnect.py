@@ -200,6 +200,7 @@ def assert_lost(client: Client, arrays: list[Any], kind: type[ValuesLost] = Valu
     np.testing.assert_array_equal(np.asarray(double(client.put(np.ones(3)))), np.full(3, 2))
 
 
+@pytest.mark.usefixtures("arrays_die_with_workers")
 def test_a_session_that_was_given_up(gate: Gate) -> None:
     """Its values are gone; what is made afterwards is not."""
     in_process_server = InProcessServer(session_grace_s=0.0)
@@ -213,6 +214,7 @@ def test_a_session_that_was_given_up(gate: Gate) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("arrays_die_with_workers")
 def test_a_worker_that_was_killed(start_live: Callable[..., LiveServer], gate: Gate) -> None:
     """Arrays that were there and results of calls on their way are lost, and nothing hangs."""
     server = start_live()

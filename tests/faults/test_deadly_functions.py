@@ -151,9 +151,7 @@ system_memory._kills_in = lambda _: int(pathlib.Path({path!r}).read_text())
 """
 
 
-def test_the_system_has_no_memory_left(
-    start_live: StartLive, tmp_path: Path, arrays_outlive_workers: None
-) -> None:
+def test_the_system_has_no_memory_left(start_live: StartLive, tmp_path: Path) -> None:
     """What arrays may take is lowered, and who held most of it is told so; nobody is blamed."""
     count, hook = tmp_path / "oom_kills", tmp_path / "hook"
     count.write_text("0")

@@ -150,9 +150,7 @@ def test_the_socket_of_a_server_is_removed(local: LocalServerFiles, runtime: Pat
         assert answers_correctly(client)
 
 
-def test_arrays_of_clients_keep_a_worker(
-    start_live: StartLive, arrays_outlive_workers: None
-) -> None:
+def test_arrays_of_clients_keep_a_worker(start_live: StartLive) -> None:
     """They are only lost by force; then they are made again on the next one."""
     server = start_live()
     with connect(server.unix) as client:
@@ -166,6 +164,7 @@ def test_arrays_of_clients_keep_a_worker(
         assert float(double(state)[0]) == 4.0
 
 
+@pytest.mark.usefixtures("arrays_die_with_workers")
 def test_a_call_on_arrays_comes_too_late(start_live: StartLive, runtime: Path) -> None:
     """Its worker gives way by force, and finishes a call of somebody else: what it needs dies."""
     server, gate = start_live("--builds", "2"), Gate(runtime / "gate")

@@ -452,6 +452,7 @@ def run_out_of_memory(server: LiveServer) -> None:
 
 
 @pytest.mark.timeout(1800)
+@pytest.mark.usefixtures("arrays_die_with_workers")  # else they are made again by their calls
 @pytest.mark.filterwarnings("ignore:.*memory was short:jaxd.errors.ValuesDiedWarning")
 @pytest.mark.parametrize(
     ("size", "end"),

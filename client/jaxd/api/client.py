@@ -121,13 +121,11 @@ class Client:
 
         session = self.caller.session
         settings = session.settings
-        if settings.snapshot_s == 0.0:
+        if not settings.snapshot_s:
             return Kept()
         found = [each.recovery().report() for each in session.stores if each.recovery is not None]
         if not found:
-            keeps_calls = bool(settings.snapshot_s)
-            most, max_s = settings.snapshot_bytes, settings.lineage_s
-            return Kept(True, most, keeps_calls=keeps_calls, limit_seconds=max_s)
+            return Kept(True, settings.snapshot_bytes, limit_seconds=settings.lineage_s)
         return Kept.together(found)
 
     def close(self) -> None:

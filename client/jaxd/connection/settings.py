@@ -22,6 +22,9 @@ REPLY_GRACE_S = 0.25
 Fallbacks = Literal["local", "error"]
 """What can become of a call that the server cannot answer."""
 
+SNAPSHOT_S = 10.0
+"""By default arrays on the server are copied so often, that they can be made again."""
+
 MAX_SNAPSHOT_BYTES = 1 << 30
 """By default no process keeps more than this to make its arrays again."""
 
@@ -62,20 +65,14 @@ class RecoverySettings(NamedTuple):
     """How much is done so that arrays can be made again.
 
     Attributes:
-        interval_s: seconds between two snapshots; 0: nothing is made again; None: nothing is kept
-            for it, and arrays are made again of what this process has all the same.
+        interval_s: seconds between two snapshots; 0: nothing is kept, and nothing is made again.
         max_bytes: the most that is kept in this process, arguments of calls included.
         max_s: arrays are not made again whose calls, one after the other, ran longer than this.
     """
 
-    interval_s: float | None
+    interval_s: float
     max_bytes: int
     max_s: float = MAX_LINEAGE_S
-
-    @property
-    def keeps_calls(self) -> bool:
-        """Whether calls are kept, so that they can be made again, and snapshots are taken."""
-        return bool(self.interval_s)
 
 
 class Settings:
@@ -137,7 +134,7 @@ class Settings:
         fallback: str | None = None,
         verify: bool = False,
         place: str = "server",
-        snapshot_s: float | None = None,
+        snapshot_s: float = SNAPSHOT_S,
         snapshot_bytes: int = MAX_SNAPSHOT_BYTES,
         store: str | None = None,
         lineage_s: float = MAX_LINEAGE_S,
@@ -222,9 +219,7 @@ class Settings:
             verify=_switch("verify", file),
             place=_choice("place", file, get_args(Places), "server, here or auto")
             or cls.default_place,
-            snapshot_s=_parse_number(
-                "JAXD_SNAPSHOT_S", file.get("snapshot_s"), "what costs nothing"
-            ),
+            snapshot_s=_parse_number("JAXD_SNAPSHOT_S", file.get("snapshot_s", SNAPSHOT_S)),
             snapshot_bytes=int(
                 _parse_number(
                     "JAXD_SNAPSHOT_BYTES", file.get("snapshot_bytes", _default_snapshot_bytes())
@@ -289,8 +284,8 @@ def _parse_device(text: str | None, from_file: int | None) -> int | None:
     return int(text)
 
 
-def _parse_number(name: str, otherwise: Any, meaning: str = "") -> Any:
-    """The number in a variable of the environment, if it is set; `meaning` of `otherwise`."""
+def _parse_number(name: str, otherwise: float) -> float:
+    """The number in a variable of the environment, if it is set."""
     text = os.environ.get(name, "")
     if not text:
         return otherwise
@@ -301,7 +296,7 @@ def _parse_number(name: str, otherwise: Any, meaning: str = "") -> Any:
     if not 0.0 <= number < float("inf"):
         raise ConfigurationError(
             f"{name}={text!r} is no number that is 0 or more. Give one, or leave it out to have "
-            f"{meaning or format(otherwise, 'g')}."
+            f"{otherwise:g}."
         )
     return number
 

@@ -40,7 +40,13 @@ from jaxd_protocol.errors import (
     WorkerReplaced,
 )
 from jaxd_protocol.messages.calls import FAILED, FailureOrigin, is_failure, set_origin
-from jaxd_protocol.messages.data_locations import KEEP_ALL, value_ids_of
+from jaxd_protocol.messages.data_locations import (
+    KEEP_ALL,
+    KEEP_NONE,
+    ResultPolicy,
+    new_call_number,
+    value_ids_of,
+)
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -127,7 +133,7 @@ class Caller:
             (args, kwargs) if spec.snapshot.takes_arguments else None,
             fallback=fallback,
             origin=callback_origin() if running_callbacks else None,
-            is_timed=stay is not None and (self.settings.snapshot_s or 0.0) > 0.0,
+            is_timed=stay is not None and self.settings.snapshot_s > 0.0,
         )
 
     @property
@@ -541,20 +547,44 @@ class OpenCall:
         if self._held_output and (ready or error is not None):
             self.show_output()
         if self._transfers:
-            self.release(reply if ready else None)
+            self._end_transfer(reply if ready else None)
         progress = self._session.progress.made
         if not ready or (progress is not None and progress.is_active):
             self._session.progress().finish(self.opened.connection, self.number, ready=ready)
         return ready
 
-    def release(self, reply: tuple[Any, ...] | None = None) -> None:
-        """Releases the data of the attempt.
+    def _end_transfer(self, reply: tuple[Any, ...] | None) -> None:
+        """Releases the data of the attempt; what a result that stays was made of is kept there.
 
         Args:
             reply: the result; None when there is none.
         """
         with suppress(IndexError):  # another thread was faster
-            self._transfers.pop().release(reply)
+            transfer = self._transfers.pop()
+            try:
+                if reply is not None and self._stays(reply):
+                    self._lineage = self._lineage_of_result(transfer)
+            finally:
+                transfer.release(reply)
+
+    def _stays(self, reply: tuple[Any, ...]) -> bool:
+        """Whether some of a result stays on the server."""
+        policy = self.call.result_policy
+        return policy is not None and (policy.above == KEEP_ALL or reply[4:5] != NOTHING_STAYS)
+
+    def _lineage_of_result(self, transfer: CallTransfer | None = None) -> Any:
+        """How its result, which stays, is made again."""
+        if self._lineage is not None:
+            return self._lineage
+        # what it has called back may have changed the arrays of its caller
+        is_changed = bool(self.call.buffers) and (self.may_have_changed or self.has_called_back)
+        calls = self.opened.values.calls  # of the session in which the values are
+        return calls.lineage_of(self.call, self._effects, transfer, is_changed=is_changed)
+
+    def release(self) -> None:
+        """Releases the data of the attempt, which has no result."""
+        with suppress(IndexError):  # another thread was faster
+            self._transfers.pop().release()
 
     def abandon(self) -> None:
         """As `release`, of an attempt whose reply may still come."""
@@ -618,14 +648,17 @@ class OpenCall:
     def before_callback(self) -> None:
         """Keeps what it was called with: a function of this process may change that.
 
-        For results that stay on the server, which are made again of it.
+        It is sent again with that when its worker ends, and a result that stays is made of it.
         """
         if self._lineage is not None or self.has_called_back or self.may_have_changed:
             return
-        if self.call.result_policy is not None:
-            made = self.opened.values.calls.lineage_of(self.call, self.effects())
-            if self._lineage is None:  # else a function may have run since another thread made it
-                self._lineage = made
+        call = self.call
+        if call.result_policy is None:
+            nothing = ResultPolicy(new_call_number(), KEEP_NONE, KEEP_NONE)
+            call = call._replace(result_policy=nothing)
+        made = self.opened.values.calls.lineage_of(call, self.effects())
+        if self._lineage is None:  # else a function may have run since another thread made it
+            self._lineage = made
 
     def _takes_what_it_took(self) -> bool:
         """Whether it can be sent again, though it has called back: with what it was called with."""
@@ -728,17 +761,12 @@ class OpenCall:
 
     def _read(self, value: tuple[Any, ...], frame: Frame) -> Any:
         call, snapshot, buffers = self.call, self.call.spec.snapshot, frame.buffers
-        policy = call.result_policy
-        if policy is not None and (policy.above == KEEP_ALL or value[4:5] != NOTHING_STAYS):
-            calls = self.opened.values.calls  # of the session in which the values are
-            # what it has called back may have changed the arrays of its caller
-            may_have_changed = call.buffers and (self.may_have_changed or self.has_called_back)
-            lineage = self._lineage
-            if lineage is None and not may_have_changed:
-                lineage = calls.lineage_of(call, self._effects)
+        if self._stays(value):
+            lineage = self._lineage_of_result()
             if lineage is not None:
                 lineage.settle(run_seconds(value))
-            home, session = InlineLeaves.of(value, buffers), self.opened.connection.session
+            calls, session = self.opened.values.calls, self.opened.connection.session
+            home = InlineLeaves.of(value, buffers)
             return calls.read(call, value[1], home, lineage=lineage, session=session)
         with snapshot.pickling_context():
             return snapshot.reader.read(value[1], value[2], buffers, call.results)

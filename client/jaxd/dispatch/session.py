@@ -410,7 +410,7 @@ class Session:
             address,
             connection.worker,
             compress=self.settings.compress,
-            settings=None if kept.interval_s == 0 else kept,
+            settings=kept if kept.interval_s else None,
         )
 
     def ask(self, verb: str, *args: Any) -> dict[str, Any]:

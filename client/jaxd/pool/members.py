@@ -220,7 +220,7 @@ class MemberSession(Session):
         store = self.store
         if store is not None:
             use_copies(store)
-            if store.keeper is None or not store.may_restore():
+            if not store.may_restore():
                 store.invalidate(died_with_member_error(left.name))
         other = self._pool.another(tried, deadline)
         with self._moving:

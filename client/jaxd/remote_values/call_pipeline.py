@@ -384,8 +384,8 @@ class CallPipeline:
         release_queue: the ids of released values, which calls carry to the server.
         deduplicator: gives what deduplicates the data of this session.
         arrived: called in the reading thread for each reply, with whether it holds a result.
-        keeper: gives what keeps calls to make them again when their worker has ended; None: they
-            are not kept.
+        recovery: gives what keeps calls to make them again when their worker has ended; None:
+            they are not kept.
         leave: called with a connection whose worker accepts no new calls.
 
     Attributes:
@@ -400,7 +400,7 @@ class CallPipeline:
         release_queue: ReleaseQueue,
         deduplicator: Callable[[], Deduplicator],
         arrived: Callable[[ClientConnection, PipelinedCall, bool], None],
-        keeper: Callable[[], Recovery] | None = None,
+        recovery: Callable[[], Recovery] | None = None,
         leave: Callable[[ClientConnection], None] = lambda _: None,
     ) -> None:
         self._connect_session = connect
@@ -408,7 +408,7 @@ class CallPipeline:
         self._release_queue = release_queue
         self._deduplicator = deduplicator
         self._on_arrival = arrived
-        self._keeper = keeper
+        self._recovery = recovery
         self._leave = leave
         self._open: dict[int, PipelinedCall] = {}
         self.launching: dict[int, CallRequest] = {}
@@ -699,8 +699,10 @@ class CallPipeline:
             if transfer.places:  # else its data is never loaded again
                 call = call._replace(buffers=transfer.copies_of(call))
         is_new = flight.lineage is None and flight.attempts <= 1 and not flight.is_sent
-        if self._keeper is not None and is_new:  # its arrays are as they were
-            flight.lineage = self._keeper().of_call(flight.call, flight.effects(), transfer)
+        if self._recovery is not None and is_new:  # its arrays are as they were
+            flight.lineage = self._recovery().of_call(
+                flight.call, flight.effects(), transfer, copied=flight.copies_data
+            )
         flight.session = connection.session
         flight.replace_transfer(transfer, call)
         return transfer
@@ -803,7 +805,7 @@ class CallPipeline:
             return pending.error
         value: Any = pending.value if pending.error is None and pending.frame is not None else None
         is_refused = isinstance(value, tuple) and len(value) == 2 and value[0] == FAILED
-        if self._keeper is None or not is_refused or not is_failure(value[1], WorkerReplaced):
+        if self._recovery is None or not is_refused or not is_failure(value[1], WorkerReplaced):
             return None
         self._leave(connection)
         flight.connection, flight.is_sent = None, False  # it has not run

@@ -411,15 +411,16 @@ class CallLineage(Lineage):
     """Of what a call returned.
 
     Args:
-        call: the request; its data does not change any more.
+        call: the request; its data does not change any more, and its values are the sources.
         sources: its arguments on the server.
         effects: those that it has had so far; they are not repeated.
+        nbytes: of its data.
         max_s: it is not made again where the calls for that ran longer, one after the other.
     """
 
     __slots__ = (
-        *("_max_s", "_obstacle", "call", "depth", "effects", "nbytes", "run_s", "seconds"),
-        "sources",
+        *("_call", "_max_s", "_obstacle", "_policy", "depth", "effects", "nbytes", "run_s"),
+        *("seconds", "sources"),
     )
 
     def __init__(
@@ -427,17 +428,24 @@ class CallLineage(Lineage):
         call: CallRequest,
         sources: Sequence[ArgumentSource],
         effects: CallEffects,
+        nbytes: int,
         max_s: float,
     ) -> None:
         assert call.result_policy is not None
         super().__init__(call.result_policy.number)
-        rows: Any = sources  # which is what a message needs of them
-        self.call = call._replace(values=rows, timeout_s=None)
+        self._call, self._policy = call, call.result_policy
         self.sources, self.effects, self._obstacle = sources, effects, ""
         self.depth = 1 + max((each.lineage.depth for each in sources), default=0)
         self._max_s = max_s
         self.run_s = self.seconds = 0.0
-        self.nbytes = sum(map(len, call.buffers)) + len(call.blob)
+        self.nbytes = nbytes
+
+    @property
+    def call(self) -> CallRequest:
+        """The request, under its number."""
+        if self._call.result_policy is not self._policy:
+            self._call = self._call._replace(result_policy=self._policy)
+        return self._call
 
     @property
     def obstacle(self) -> str:  # type: ignore[override]
@@ -453,12 +461,12 @@ class CallLineage(Lineage):
         if self.seconds > self._max_s:
             self._obstacle = self._obstacle or too_long_obstacle(self._max_s)
         if self._obstacle:
-            self.call, self.sources = self.call.without_data(), ()
+            self._call, self.sources = self._call.without_data(), ()
             self.release_room()
 
     def assign_number(self, policy: ResultPolicy) -> None:
         """As of any lineage."""
-        self.number, self.call = policy.number, self.call._replace(result_policy=policy)
+        self.number, self._policy = policy.number, policy
 
     def make(self, link: RestoreLink) -> Sequence[Leaf]:
         """Makes the call again."""
@@ -482,24 +490,30 @@ class _DataEncoder(TreeEncoder):
                 self.large(data)
 
 
-def stable_buffers(call: CallData, transfer: CallTransfer | None = None) -> Sequence[memoryview]:
+def stable_buffers(
+    call: CallData, transfer: CallTransfer | None = None, *, copied: bool = False
+) -> Sequence[memoryview]:
     """The buffers of a call in memory that nobody changes.
 
-    What was copied into shared blocks stays there, and the blocks are held as long as it is; arrays
-    of jax do not change; the rest is copied. That includes what lies in a block of the caller's own
-    (`jaxd.empty`, `jaxd.shared_copy`), which may be filled anew.
+    What was copied to be sent stays where it is, and shared blocks are held as long as it is;
+    arrays of jax do not change; the rest is copied. That includes what lies in a block of the
+    caller's own (`jaxd.empty`, `jaxd.shared_copy`), which may be filled anew.
 
     Args:
         call: its data, which the caller has not changed so far.
         transfer: that of the data, if it was prepared.
+        copied: whether what is beside its message are copies.
     """
     if not call.buffers:
         return ()
     in_blocks = dict(_in_blocks(transfer)) if transfer is not None and transfer.places else {}
+    beside = transfer.beside(call) if transfer is not None and copied else {}
     owners = [*call.buffer_leaves, *[-1] * (len(call.buffers) - len(call.buffer_leaves))]
     return [
-        _stable(data, in_blocks.get(owner), is_fixed=owner in call.sources)
-        for owner, data in zip(owners, call.buffers, strict=True)
+        beside[place]
+        if place in beside
+        else _stable(data, in_blocks.get(owner), is_fixed=owner in call.sources)
+        for place, (owner, data) in enumerate(zip(owners, call.buffers, strict=True))
     ]
 
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from jaxd.results.reader import InlineLeaves
     from jaxd.transfer.dedup import Deduplicator
     from jaxd.transfer.release_queue import ReleaseQueue
-    from jaxd.transfer.routing import TransferRouter
+    from jaxd.transfer.routing import CallTransfer, TransferRouter
 
 
 _MAX_RESULT_SHAPES: Final = 1024
@@ -118,13 +118,13 @@ class ValueStore(Protocol):
     Attributes:
         release_queue: collects the ids of those that this process released.
         deduplicator: gives what the session has sent.
-        keeper: gives what keeps calls to make the arrays again when their worker has ended; None:
-            they are not kept.
+        recovery: gives what keeps calls to make the arrays again when their worker has ended;
+            None: they are not kept.
     """
 
     release_queue: ReleaseQueue
     deduplicator: Callable[[], Deduplicator]
-    keeper: Lazy[Recovery] | None
+    recovery: Lazy[Recovery] | None
 
     def connection(self, deadline: float | None = None) -> ClientConnection:
         """A connection of this session; raises `ValuesLost` when there is none any more."""
@@ -166,7 +166,7 @@ class PipelinedCalls:
             values.release_queue,
             lambda: values.deduplicator(),  # noqa: PLW0108  each session has another one
         )
-        return CallPipeline(*ways, self._on_arrival, values.keeper, self._services.drain)
+        return CallPipeline(*ways, self._on_arrival, values.recovery, self._services.drain)
 
     @property
     def _pipeline(self) -> CallPipeline:
@@ -305,9 +305,9 @@ class PipelinedCalls:
         donated: tuple[range, ...] = ()
         launching = self._pipeline.launching
         try:
-            keeper = self._store.keeper
-            if keeper is not None and call.timeout_s is None and not running_callbacks:
-                keeper().snapshots.take_if_due()
+            recovery = self._store.recovery
+            if recovery is not None and call.timeout_s is None and not running_callbacks:
+                recovery().snapshots.take_if_due()
             for handle_range in call.values:
                 if handle_range.origin.may_be_unusable(handle_range.numbers):
                     self.check(handle_range.arrays)
@@ -427,18 +427,31 @@ class PipelinedCalls:
         with snapshot.pickling_context():
             return snapshot.reader.read_part(skeleton, home, stay, call.results, remote)
 
-    def lineage_of(self, call: CallRequest, effects: CallEffects | None) -> Lineage | None:
+    def lineage_of(
+        self,
+        call: CallRequest,
+        effects: CallEffects | None,
+        transfer: CallTransfer | None = None,
+        *,
+        is_changed: bool = False,
+    ) -> Lineage | None:
         """How the result of a call is made again that was not one of these.
 
         Args:
-            call: the request, whose arrays its caller has not changed so far.
+            call: the request.
             effects: those that it had; None: none.
+            transfer: of its data, as long as that was not released.
+            is_changed: whether its caller may have changed its arrays since.
         """
-        if self._store.keeper is None:
+        if self._store.recovery is None:
             return None
+        if is_changed:
+            assert call.result_policy is not None
+            return self._store.recovery().of_changed(call.result_policy.number)
         from jaxd.events.effects import CallEffects
 
-        return self._store.keeper().of_call(call, CallEffects() if effects is None else effects)
+        own = CallEffects() if effects is None else effects
+        return self._store.recovery().of_call(call, own, transfer)
 
     def _on_arrival(self, connection: ClientConnection, flight: PipelinedCall, ready: bool) -> None:
         self._services.progress().finish(connection, flight.request, ready=ready)

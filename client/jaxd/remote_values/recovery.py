@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import json
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -24,6 +25,7 @@ from jaxd.remote_values.lineage import (
     PartLineage,
     PutLineage,
     Snapshot,
+    WeakPutLineage,
     WholeData,
     irreproducible_error,
     rows_of,
@@ -76,11 +78,11 @@ SEVERAL_DEVICES_OBSTACLE: Final = (
     "the server has several devices, and only on one could they be put"
 )
 
-NOT_KEPT_OBSTACLE: Final = (
-    "how they were made is not kept, and their data is not in this process (JAXD_SNAPSHOT_S=10 has "
-    "both kept)"
+CHANGED_OBSTACLE: Final = (
+    "what their call took may have been changed meanwhile, and there was no room for a copy of it"
 )
 
+_PACKS: Final = "jaxd_protocol.pickling.pack.functions"
 _MOST_REASONS: Final = 5
 _MAX_REASON: Final = 200
 _TOLD: Final = (
@@ -119,7 +121,6 @@ class Kept(NamedTuple):
         calls: how many calls, one after the other, would be made again for the array that needs
             the most.
         lost_with_worker: why arrays cannot be made again, with how many bytes of arrays.
-        keeps_calls: whether calls are kept and snapshots taken, which `JAXD_SNAPSHOT_S` asks for.
         call_seconds: how long the calls ran that would be made again, all together.
         limit_seconds: arrays are not made again whose calls, one after the other, ran longer.
     """
@@ -133,7 +134,6 @@ class Kept(NamedTuple):
     stopped: str = ""
     calls: int = 0
     lost_with_worker: dict[str, int] = {}  # noqa: RUF012  nobody changes it
-    keeps_calls: bool = False
     call_seconds: float = 0.0
     limit_seconds: float = 0.0
 
@@ -159,7 +159,6 @@ class Kept(NamedTuple):
             stopped="; ".join(dict.fromkeys(each.stopped for each in found if each.stopped)),
             calls=max(each.calls for each in found),
             lost_with_worker=dict(lost),
-            keeps_calls=any(each.keeps_calls for each in found),
             call_seconds=max(each.call_seconds for each in found),
             limit_seconds=max(each.limit_seconds for each in found),
         )
@@ -187,7 +186,6 @@ class Recovery:
     ) -> None:
         self.snapshots = Snapshots(store, settings, clock, self._tell)
         self._kept = self.snapshots.kept
-        self._keeps_calls = settings.keeps_calls
         self._max_s = settings.max_s
         self._store = store
         self._router = router
@@ -199,6 +197,8 @@ class Recovery:
         call: CallRequest,
         effects: CallEffects,
         transfer: CallTransfer | None = None,
+        *,
+        copied: bool = False,
     ) -> Lineage:
         """The lineage of what a call returns, whose arrays its caller has not changed so far.
 
@@ -206,6 +206,7 @@ class Recovery:
             call: the request.
             effects: those that it will have.
             transfer: of its data, where that was prepared.
+            copied: whether what is beside its message are copies.
         """
         assert call.result_policy is not None
         number = call.result_policy.number
@@ -220,38 +221,56 @@ class Recovery:
         if obstacle:
             self.snapshots.make_due()
             return NoLineage(number, obstacle)
-        if not self._kept.take(sum(map(len, call.buffers)) + len(call.blob)):
+        nbytes = sum(map(len, call.buffers)) + len(call.blob)
+        if not self._kept.take(nbytes):
             return NoLineage(number, _TOO_MUCH)
+        rows: Any = sources  # which is what a message needs of them
         kept = call._replace(
-            buffers=stable_buffers(call, transfer), sources={}, leaf_headers={}, origin=None
+            buffers=stable_buffers(call, transfer, copied=copied),
+            timeout_s=None,
+            values=rows,
+            sources={},
+            leaf_headers={},
+            origin=None,
         )
         effects.keep_in(self._kept)
-        lineage = CallLineage(kept, sources, effects, self._max_s)
+        lineage = CallLineage(kept, sources, effects, nbytes, self._max_s)
         self._kept.free_with(lineage)
         return lineage
+
+    def of_changed(self, number: int) -> Lineage:
+        """The lineage of what a call returns whose arguments may not be what they were."""
+        self.snapshots.make_due()
+        return NoLineage(number, CHANGED_OBSTACLE)
 
     def _obstacle(
         self, call: CallRequest, sources: Sequence[ArgumentSource], effects: CallEffects
     ) -> str:
         """Why a call cannot be made again; empty where it can.
 
-        Packs the function, whose globals may be others when a server asks for it later.
+        Packs the function, whose globals may be others when a server asks for it later. Not for
+        the first call of a process that has packed nothing: what packs is imported for that, and
+        the next server most likely finds the program on disk.
         """
+        depth, seconds = 0, 0.0
         for source, taken in zip(sources, call.values, strict=True):
-            if source.lineage.obstacle and not self._are_here(taken.arrays):
-                return source.lineage.obstacle
+            made = source.lineage
+            if made.obstacle and not self._are_here(taken.arrays):
+                return made.obstacle
+            depth, seconds = max(depth, made.depth), max(seconds, made.seconds)
         if not effects.are_recorded:
             return ANSWERS_OBSTACLE
         function = call.spec.snapshot
         if function.walk_fingerprint.notes:
             return f"{function.name} reads what may be another next time, while it is traced"
         try:
-            function.code  # noqa: B018  kept by the snapshot
+            if depth or _PACKS in sys.modules:
+                function.code  # noqa: B018  kept by the snapshot
         except PackingError:
             return f"the code of {function.name} cannot travel to another worker"
-        if max((each.lineage.seconds for each in sources), default=0.0) > self._max_s / 2:
+        if seconds > self._max_s / 2:
             self.snapshots.make_due()  # before it is too late
-        if max((each.lineage.depth for each in sources), default=0) >= MAX_DEPTH:
+        if depth >= MAX_DEPTH:
             return f"that would take more than {MAX_DEPTH:,} calls"
         return ""
 
@@ -269,7 +288,8 @@ class Recovery:
             transfer: of the data.
         """
         if not self._kept.take(sum(map(len, data.buffers)) + len(data.blob)):
-            return NoLineage(number, _TOO_MUCH)
+            weak = WeakPutLineage.of(number, data, data.skeleton, data.blob, config)
+            return weak or NoLineage(number, _TOO_MUCH)
         buffers = stable_buffers(data, transfer)
         kept = KeptData(data.skeleton, data.blob, buffers, data.buffer_leaves)
         lineage = PutLineage(number, kept, config)
@@ -300,7 +320,6 @@ class Recovery:
             stopped=self.snapshots.stopped,
             calls=max((step.lineage.depth for step in steps if step.lineage), default=0),
             lost_with_worker={why: nbytes for why, nbytes in lost.items() if nbytes},
-            keeps_calls=self._keeps_calls,
             call_seconds=sum(step.lineage.run_s for step in steps if step.lineage),
             limit_seconds=self._max_s,
         )
@@ -354,11 +373,7 @@ class Recovery:
 
 def _lineage_of(batch: ResultBatch) -> Lineage:
     lineage: Lineage | None = batch.lineage
-    if lineage is not None:
-        return lineage
-    fetcher: Any = batch.fetcher
-    why = NAMED_OBSTACLE if fetcher.keeper is not None else NOT_KEPT_OBSTACLE
-    return NoLineage(call_number_of(batch.first), why)
+    return lineage or NoLineage(call_number_of(batch.first), NAMED_OBSTACLE)
 
 
 class _Step:

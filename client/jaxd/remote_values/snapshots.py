@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 
 CopyT = TypeVar("CopyT", Snapshot, SavedLineage)
+_COPIES: Final = (Snapshot, SavedLineage)
 
 COST_SHARE: Final = 0.03
 """Snapshots take at most this share of the time of a loop."""
@@ -131,7 +132,7 @@ class KeptBytes:
 
     def free_with(self, lineage: Lineage) -> None:
         """Counts the bytes of a lineage no longer once nothing depends on it."""
-        is_snapshot = isinstance(lineage, Snapshot | SavedLineage)
+        is_snapshot = isinstance(lineage, _COPIES)
         lineage.on_gone = partial(self.free, lineage.nbytes, of_snapshot=is_snapshot)
 
     def hold(self, snapshot: CopyT) -> CopyT:
@@ -149,10 +150,9 @@ class KeptBytes:
 
     def _settle(self) -> None:
         """Takes off what is gone. The lock is held."""
-        with suppress(IndexError):
-            while True:
-                of_snapshot, nbytes = self._gone.popleft()
-                self._used[of_snapshot] -= nbytes
+        while self._gone:
+            of_snapshot, nbytes = self._gone.popleft()
+            self._used[of_snapshot] -= nbytes
 
 
 class LastSnapshot(NamedTuple):

@@ -103,8 +103,8 @@ class RemoteStore:
         keeps_snapshots: whether the server does, for clients on other machines.
         needs_session: whether it was begun and not ended to make the arrays again: the next
             connection has to be of another session.
-        recovery: gives what makes the arrays again when their worker has ended; None: nothing.
-        keeper: the same, where calls are kept for that; None: they are not.
+        recovery: gives what keeps calls, and makes the arrays again of them when their worker has
+            ended; None: nothing does.
         is_of_a_dead_worker: whether the last session ended with its worker.
         loss_error: why the arrays are gone, once they are.
         release_queue: the ids of arrays that this process no longer holds.
@@ -141,7 +141,6 @@ class RemoteStore:
         )
         self.deduplicator: Callable[[], Deduplicator] = Lazy(self._make_deduplicator)
         self.recovery = Lazy(partial(self._make_recovery, settings)) if settings else None
-        self.keeper = self.recovery if settings and settings.keeps_calls else None
         self.is_of_a_dead_worker = True
         self.calls = PipelinedCalls(self, uplink)
         reset_after_fork(self)
@@ -503,12 +502,8 @@ class RemoteStore:
         connection, first = self.connection(), first_value_id(number)
         transfer = self._uplink.transfer_router().prepare(data, connection)
         lineage: Lineage | None = None
-        if self.keeper is not None:
-            lineage = self.keeper().of_put(number, data, config, transfer)
-        elif self.recovery is not None:
-            from jaxd.remote_values.lineage import WeakPutLineage
-
-            lineage = WeakPutLineage.of(number, data, skeleton, blob, config)
+        if self.recovery is not None:
+            lineage = self.recovery().of_put(number, data, config, transfer)
         args = (number, skeleton, blob, pack_locations(transfer.data_locations), config)
         try:
             value, _ = self.ask(
@@ -590,8 +585,8 @@ class RemoteStore:
 
         value, frame = retry_once(ask)
         (spec,) = specs_in(value[1])
-        keeper = self.keeper
-        lineage = None if keeper is None else keeper().of_part(number, array, index)
+        recovery = self.recovery
+        lineage = None if recovery is None else recovery().of_part(number, array, index)
         (made,) = self.remote(first_value_id(number), [spec], lineage=lineage)
         if frame.buffers:
             made.receive(frame.buffers[0])

@@ -97,6 +97,15 @@ class CallTransfer(NamedTuple):
                 copies.append(next(rest))
         return copies
 
+    def beside(self, call: CallData) -> dict[int, memoryview]:
+        """What is beside the message of the call's buffers, by their places, as it is."""
+        absent = {row.leaf for row in self.data_locations if row.kind in NOT_IN_MESSAGE}
+        packed = {} if self.dedup_plan is None else self.dedup_plan.packed
+        owners = (owner for owner, _ in owned_buffers(call))
+        sent = [(place, owner) for place, owner in enumerate(owners) if owner not in absent]
+        pairs = zip(sent, self.buffers, strict=True)
+        return {place: data for (place, owner), data in pairs if owner not in packed}
+
     def release(self, reply: Sequence[Any] | None = None) -> None:
         """Releases the blocks of a call that is over.
 
