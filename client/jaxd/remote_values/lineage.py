@@ -506,6 +506,8 @@ def stable_buffers(
     """
     if not call.buffers:
         return ()
+    if copied and transfer is not None and transfer.sends_all(call):
+        return transfer.buffers
     in_blocks = dict(_in_blocks(transfer)) if transfer is not None and transfer.places else {}
     beside = transfer.beside(call) if transfer is not None and copied else {}
     owners = [*call.buffer_leaves, *[-1] * (len(call.buffers) - len(call.buffer_leaves))]

@@ -97,6 +97,11 @@ class CallTransfer(NamedTuple):
                 copies.append(next(rest))
         return copies
 
+    def sends_all(self, call: CallData) -> bool:
+        """Whether all of the call's buffers are beside the message, as they are."""
+        plan = self.dedup_plan
+        return len(self.buffers) == len(call.buffers) and not (plan and plan.packed)
+
     def beside(self, call: CallData) -> dict[int, memoryview]:
         """What is beside the message of the call's buffers, by their places, as it is."""
         absent = {row.leaf for row in self.data_locations if row.kind in NOT_IN_MESSAGE}
