@@ -119,7 +119,10 @@ def open_call(session: Mock) -> OpenCall:
     """In its first attempt, which is sent."""
     snapshot = SimpleNamespace(name="step")
     call: Any = SimpleNamespace(
-        spec=SimpleNamespace(snapshot=snapshot), timeout_s=None, _replace=Mock()
+        spec=SimpleNamespace(snapshot=snapshot),
+        timeout_s=None,
+        result_policy=None,
+        _replace=Mock(),
     )
     found = OpenCall(session, call)
     found.begin_attempt()
