@@ -229,7 +229,8 @@ class Snapshots:
                     self._take()
                 finally:
                     self._plan_next(began)
-                    self._on_end()
+                    self._on_end()  # tells of that
+                    self._plan_next(began)  # for to tell takes time as well
         finally:
             self._lock.release()
 
