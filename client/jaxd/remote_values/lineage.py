@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from jaxd.transfer.dedup import CallData
 from jaxd_protocol.errors import ValuesDied, ValuesLost
 from jaxd_protocol.messages.data_locations import (
     BLOCK,
@@ -34,8 +33,20 @@ if TYPE_CHECKING:
     from jaxd.events.effects import CallEffects
     from jaxd.interop.remote_array import RemoteArray
     from jaxd.request.call_request import CallRequest
+    from jaxd.transfer.dedup import CallData
     from jaxd.transfer.routing import CallTransfer
     from jaxd.transfer.shared_memory import SharedBlock
+
+    class WholeData(CallData, Protocol):
+        """The arrays of a message, with those in it."""
+
+        @property
+        def skeleton(self) -> bytes:
+            """What they look like."""
+
+        @property
+        def blob(self) -> bytes:
+            """The small ones."""
 
 
 ANSWERS_OBSTACLE: Final = "their call has called back functions that returned more than is kept"
@@ -45,18 +56,6 @@ ANSWERS_OBSTACLE: Final = "their call has called back functions that returned mo
 def too_long_obstacle(max_s: float) -> str:
     """Why arrays cannot be made again whose calls took long; the end of a sentence."""
     return f"their calls, one after the other, ran for more than {max_s:g} s (JAXD_LINEAGE_S)"
-
-
-class WholeData(CallData, Protocol):
-    """The arrays of a message, with those in it."""
-
-    @property
-    def skeleton(self) -> bytes:
-        """What they look like."""
-
-    @property
-    def blob(self) -> bytes:
-        """The small ones."""
 
 
 class RestoreLink(Protocol):

@@ -26,7 +26,6 @@ from jaxd.remote_values.lineage import (
     PutLineage,
     Snapshot,
     WeakPutLineage,
-    WholeData,
     irreproducible_error,
     rows_of,
     stable_buffers,
@@ -49,7 +48,6 @@ from jaxd_protocol.messages.data_locations import (
     spans_of,
     value_ids_of,
 )
-from jaxd_protocol.messages.failures import decode_failure
 from jaxd_protocol.pytree import Leaf
 
 if TYPE_CHECKING:
@@ -57,6 +55,7 @@ if TYPE_CHECKING:
     from jaxd.connection.settings import RecoverySettings
     from jaxd.events.effects import CallEffects
     from jaxd.interop.remote_array import RemoteArray, ResultBatch
+    from jaxd.remote_values.lineage import WholeData
     from jaxd.request.call_request import CallRequest
     from jaxd.transfer.routing import CallTransfer, TransferRouter
 
@@ -670,6 +669,8 @@ def _skeleton_in(value: tuple[Any, ...]) -> bytes:
     if value[0] == FAILED:
         if is_failure(value[1], WorkerReplaced):
             raise ConnectionLost("the worker is being replaced.")
+        from jaxd_protocol.messages.failures import decode_failure
+
         error = decode_failure(value[1])
         if isinstance(error, ConnectionLost):  # some other worker's, and not the loss of this one
             raise ResultError(str(error)) from error

@@ -10,8 +10,6 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import secrets
-import shutil
 import threading
 import time
 from collections import deque
@@ -287,7 +285,7 @@ class Snapshots:
 
     def _written(self, number: int, arrays: Sequence[RemoteArray]) -> Lineage:
         """The lineage of arrays that the worker has written."""
-        path, token = self._folder.new_path(), secrets.token_hex(8)
+        path, token = self._folder.new_path(), os.urandom(8).hex()
         named = {saved_name(each.number): each for each in arrays}
         try:
             self._store.write(named, path, token)
@@ -361,6 +359,8 @@ class SnapshotFolder:
 
     def new_path(self) -> str:
         """A path in it where nothing is; removes what was discarded."""
+        import shutil  # few servers have several devices
+
         with suppress(IndexError):
             while True:
                 shutil.rmtree(self._gone.popleft(), ignore_errors=True)
