@@ -169,7 +169,10 @@ def test_what_is_new_needs_nothing_of_a_session_that_is_over(client: Client) -> 
         client.caller.session.connection().shut()
         client.caller.session.id = None
 
-    old = client.put(np.ones(2000))  # so large that no copy of it is kept
+    recovery = client.caller.session.values().recovery
+    assert recovery is not None
+    recovery().snapshots.kept.limit = 0
+    old = client.put(np.ones(2000))  # of which nothing is kept
     ends()
     tree = client.put({"x": np.arange(3)}, name="after-the-end")
     np.testing.assert_array_equal(np.asarray(tree["x"]), np.arange(3))
