@@ -14,13 +14,13 @@ from __future__ import annotations
 import functools
 import sys
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from types import CellType, FunctionType, MethodType
+from collections.abc import Callable, Collection, Iterable, Iterator
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.jax_objects.names import attribute, is_of_jax, kind_of, name_of_jax_object
 from jaxd_protocol.packages.importable import importable_name
-from jaxd_protocol.packages.installed import content_of, is_local_module
+from jaxd_protocol.packages.installed import OWN_PACKAGES, content_of, is_local_module
 
 _PRIMITIVE: Final = ("jax._src.core", "Primitive")
 _BASES: Final = (
@@ -37,6 +37,8 @@ _MOST_TABLES_INSIDE: Final = 64
 _DEEPEST: Final = 6
 _MOST_ITEMS: Final = 64
 _PACKAGE: Final = "jax"
+_NO_LIBRARIES: Final = OWN_PACKAGES | sys.stdlib_module_names
+_FIRST: Final = frozenset({"jax", "library"})
 _TRUSTED: Final = frozenset({"jax", "jaxlib", "numpy", "functools", "builtins"})
 _MISSING: Final = object()
 
@@ -130,10 +132,10 @@ class InstalledState:
         """What there is that does not belong there; nothing where jax is not loaded."""
         if "jax._src.core" not in sys.modules:
             return []
-        is_new = len(sys.modules) != self._count
-        if is_new:
+        came: set[str] = set()
+        if len(sys.modules) != self._count:
             self._count = len(sys.modules)
-            self._find()
+            came = self._find()
         found: list[Change] = []
         others: list[int] = []
         for number, each in self._holders.items():
@@ -146,25 +148,36 @@ class InstalledState:
                 ):
                     others.append(number)  # it was empty, and is none with rules
                     continue
-                self._look(each, is_new=is_new or each.last is None)
+                self._look(each, came if each.last is not None else _FIRST)
             found += each.found
         for number in others:
             del self._holders[number]
         return found
 
-    def _find(self) -> None:
-        """Takes note of the tables and primitives of modules that were loaded since."""
+    def _find(self) -> set[str]:
+        """Takes note of the tables and primitives of modules that were loaded since.
+
+        Returns:
+            `jax` where some of these are jax's own, `library` where some are of what uses jax.
+        """
         classes = [cls for cls in _traced_classes() if is_of_jax(cls)]
         for cls in classes:
             self._add(cls, f"{cls.__module__}.{cls.__qualname__}", vars(cls))
         primitive = attribute(*_PRIMITIVE)
         primitives = {cls for cls in classes if issubclass(cls, primitive)}
+        came: set[str] = set()
+        is_first = not self._seen  # where nobody asks what came
         for name in [each for each in sys.modules.copy() if each not in self._seen]:
-            content = content_of(name) if name.partition(".")[0] == _PACKAGE else {}
+            content = content_of(name)
             if getattr(content.get("__spec__"), "_initializing", False):
                 continue
             self._seen.add(name)
-            if self._with_modules and content:
+            if name.partition(".")[0] != _PACKAGE:
+                if not (is_first or "library" in came) and _is_of_library(name, content):
+                    came.add("library")
+                continue
+            came.add("jax")
+            if self._with_modules:
                 holder = _Holder(content, name, content, is_table=False)
                 self._holders.setdefault(id(content), holder)
             for key, value in content.copy().items():
@@ -173,6 +186,7 @@ class InstalledState:
                     self._note(value, f"{name}.{key}")
                 elif kind in primitives:
                     self._add(value, f"the primitive {value.name}", vars(value))
+        return came
 
     def _note(self, table: Any, name: str) -> None:
         """Takes note of a table with rules, or one that may get some.
@@ -192,13 +206,17 @@ class InstalledState:
         is_table = owner is content
         self._holders.setdefault(id(owner), _Holder(owner, name, content, is_table=is_table))
 
-    def _look(self, holder: _Holder, *, is_new: bool) -> None:
-        """Finds what does not belong in a holder; `is_new`: an import may have changed it."""
+    def _look(self, holder: _Holder, came: Collection[str]) -> None:
+        """Finds what does not belong in a holder; `came`: what was imported, see `_find`."""
         is_set = isinstance(holder.content, set)
         now = dict.fromkeys(holder.content, True) if is_set else dict(holder.content.items())
         holder.found = []
         for key in holder.own.keys() - now.keys():
-            if not is_new and _is_rule(holder, key, holder.own[key]) and _counts(holder, key):
+            if (
+                "library" not in came
+                and _is_rule(holder, key, holder.own[key])
+                and _counts(holder, key)
+            ):
                 self._note_change(holder, key, "")
             else:
                 del holder.own[key]
@@ -207,7 +225,8 @@ class InstalledState:
             if before is value:
                 continue
             code = self._foreign_code(value)
-            if (code or (not is_new and _is_rule(holder, key, before))) and _counts(holder, key):
+            is_own = came and (before is _MISSING or "library" in came)
+            if (code or not (is_own or not _is_rule(holder, key, before))) and _counts(holder, key):
                 self._note_change(holder, key, code)
             else:
                 holder.own[key] = value
@@ -306,6 +325,18 @@ def _counts(holder: _Holder, key: Any) -> bool:
     if isinstance(key, type):
         return importable_name(key) is not None and not is_local_module(key.__module__)
     return kind_of(key) == "primitive" and name_of_jax_object(key) is not None
+
+
+def _is_of_library(name: str, content: dict[str, Any]) -> bool:
+    """Whether a module is of a library that has something of jax: it may replace rules of jax."""
+    if name.partition(".")[0] in _NO_LIBRARIES or is_local_module(name):
+        return False
+    homes = (
+        each.__name__ if isinstance(each, ModuleType) else getattr(each, "__module__", None)
+        for each in content.copy().values()
+        if isinstance(each, ModuleType | FunctionType | type)
+    )
+    return any(isinstance(home, str) and home.partition(".")[0] == _PACKAGE for home in homes)
 
 
 def _traced_classes() -> Iterator[type]:
