@@ -206,6 +206,44 @@ def test_a_loop_runs_in_the_program_as_under_jit(
     assert told[1] == told[0]
 
 
+CALLS_BACK = """
+from functools import partial
+import jax, jax.numpy as jnp
+from jax.experimental import io_callback
+
+@jax.jit
+def loss(x, scale):
+    jax.debug.print("loss {}", x * scale)
+    return (x * scale).sum()
+
+@partial(jax.jit, static_argnums=1)
+def drawn(x, scale):
+    return io_callback(lambda x: print("drawn", x) or x, x, x) * scale
+
+for _ in range(2):
+    print(jax.grad(loss)(1.5, 2.0), jax.value_and_grad(loss)(1.5, 2.0)[0])
+print(jax.vmap(loss, (0, None))(jnp.arange(2.0), 3.0))
+try:
+    jax.grad(drawn)(jnp.ones(2), 3)
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.slow
+def test_what_calls_back_is_differentiated_as_under_jit(
+    environment: Environment, tmp_path: Path
+) -> None:
+    """Once, and not once more for the derivative; what jax refuses is refused before it runs."""
+    own_server_needed()
+    (tmp_path / "calls_back.py").write_text(CALLS_BACK)
+    plain = run((*PYTHON, "calls_back.py"), environment, tmp_path)
+    served = run((*JAXD_RUN, "calls_back.py"), environment, tmp_path)
+    assert plain.stdout.count("loss 3.0") == 5
+    assert "ValueError IO callbacks do not support JVP" in plain.stdout
+    assert sorted(served.stdout.splitlines()) == sorted(plain.stdout.splitlines())
+
+
 DEVICES = """
 import jax
 import numpy as np

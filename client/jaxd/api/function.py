@@ -735,6 +735,7 @@ class PersistentFunction(
         config: Config,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        instead: Callable[[], Any] | None = None,
     ) -> Any:
         """A call with tracers among its arguments, as part of the program that jax traces."""
         from jaxd.tracing.traced_call import call_traced
@@ -752,6 +753,7 @@ class PersistentFunction(
             args,
             kwargs,
             lambda call: binding.with_pinned_spec(caller, call, config),
+            instead,
         )
 
     def _nnx_call(

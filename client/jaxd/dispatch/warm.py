@@ -100,14 +100,16 @@ def warm_report(
     return report
 
 
-def result_skeleton_of(caller: Caller, call: CallRequest) -> bytes:
-    """The skeleton of what such a call returns; its program is ready then.
+def result_form_of(caller: Caller, call: CallRequest) -> tuple[bytes, bool]:
+    """The skeleton of what such a call returns, and whether its program calls Python.
+
+    The program is ready then.
 
     Raises:
         BaseException, JaxdError: as `warm`.
     """
-    skeleton: bytes = _reply(caller, call)[2]
-    return skeleton
+    _, report, skeleton = _reply(caller, call)
+    return skeleton, bool(json.loads(report)["program"]["calls_python"])
 
 
 def _reply(caller: Caller, call: CallRequest, kind: type[OpenCall] = OpenCall) -> tuple[Any, ...]:

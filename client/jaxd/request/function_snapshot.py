@@ -200,7 +200,8 @@ class FunctionSnapshot:
         specs: one for each configuration that it was called under.
         admitted: signatures at whose first calls jax was as a server has it.
         pinned: by signature, the snapshot that stands for such calls.
-        forms: skeletons of results that were requested, by key and arguments.
+        forms: by key and arguments, the skeletons of results that were requested, and whether the
+            program calls Python.
         installed: which state of the installed packages it was made with; see `package_changes`.
         is_fresh: whether only the call for which it was made has used it.
         guards: detect changes since then, as far as they are complete.
@@ -237,7 +238,7 @@ class FunctionSnapshot:
         self.specs: dict[Any, FunctionSpec] = {}
         self.admitted = BoundedDict[bytes, None](_MAX_KNOWN)
         self.pinned = BoundedDict[bytes, FunctionSnapshot](_MAX_KNOWN)
-        self.forms = BoundedDict[bytes, bytes](_MAX_KNOWN)
+        self.forms = BoundedDict[bytes, tuple[bytes, bool]](_MAX_KNOWN)
         self.refused = BoundedDict[bytes, str](_MAX_KNOWN)
         self.served = BoundedDict[bytes, None](_MAX_KNOWN)
         self.function = function

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from jaxd.dispatch.warm import encode_warm_request, result_skeleton_of
+from jaxd.dispatch.warm import encode_warm_request, result_form_of
 from jaxd.interop.jax_runtime import PRNGKeys, loaded_jax
 from jaxd.interop.lazy_array import LazyArray
 from jaxd.request.function_snapshot import FunctionSpec
@@ -34,6 +34,7 @@ def call_traced(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     settle: Callable[[CallRequest], CallRequest],
+    instead: Callable[[], Any] | None = None,
 ) -> Any:
     """The result of a call, as tracers where it depends on them.
 
@@ -44,6 +45,7 @@ def call_traced(
         args: positional arguments.
         kwargs: keyword arguments.
         settle: replaces the function of a call by the one that such arguments select.
+        instead: makes a call whose program calls Python, which a derivative would do once more.
 
     Raises:
         TracerError: when a tracer is where no array can be.
@@ -57,6 +59,8 @@ def call_traced(
         if not origin_of(error).phase:
             set_origin(error, FailureOrigin("packing"))
         raise
+    if form.calls_python and instead is not None:
+        return instead()
     return form.built(bind(call, arrays))
 
 
@@ -212,10 +216,12 @@ class _ResultLayout(NamedTuple):
     Attributes:
         layout: its structure.
         order: the numbers of its arrays on the wire, in jax's order.
+        calls_python: whether the program that makes it calls Python.
     """
 
     layout: Layout
     order: tuple[int, ...]
+    calls_python: bool
 
     @property
     def outputs(self) -> tuple[Aval, ...]:
@@ -238,9 +244,10 @@ def _result_layout(caller: Caller, warming: CallRequest) -> _ResultLayout:
     """The layout of a call's result; the server is asked once for such calls."""
     snapshot = warming.spec.snapshot
     name = warming.spec.key + warming.skeleton
-    skeleton = snapshot.forms.get(name)
-    if skeleton is None:
-        skeleton = snapshot.forms[name] = result_skeleton_of(caller, warming)
+    known = snapshot.forms.get(name)
+    if known is None:
+        known = snapshot.forms[name] = result_form_of(caller, warming)
+    skeleton, calls_python = known
     jax: Any = loaded_jax()
     with snapshot.pickling_context():
         layout = snapshot.reader.layout(skeleton)
@@ -252,4 +259,4 @@ def _result_layout(caller: Caller, warming: CallRequest) -> _ResultLayout:
             "process, so it cannot be transformed here. Import the module that registers its "
             "class with jax, or return dicts, lists and tuples from the function."
         )
-    return _ResultLayout(layout, order)
+    return _ResultLayout(layout, order, calls_python)

@@ -309,7 +309,12 @@ def test_a_large_program_is_read_in_time_that_grows_as_it_does(
     """Each line is looked at for the values in it, and not each line for each value."""
     looked_at: list[str] = []
     names = reading._names
-    monkeypatch.setattr(reading, "_names", lambda text: looked_at.append(text) or names(text))
+
+    def noted(text: str) -> Iterator[str]:
+        looked_at.append(text)
+        return names(text)
+
+    monkeypatch.setattr(reading, "_names", noted)
     counts = []
     for size in (8, 64):
         module = carries(size)

@@ -230,14 +230,24 @@ class HookedFunction(PersistentFunction[..., Any]):
         return found
 
     def _traced(
-        self, caller: Caller, config: Config, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        caller: Caller,
+        config: Config,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        instead: Callable[[], Any] | None = None,
     ) -> Any:
-        """In the body of a loop it is a part of the loop's program, where that is compiled here."""
+        """In the body of a loop it is a part of the loop's program, where that is compiled here.
+
+        So is what calls Python, as to print: once, and under the rules of jax.
+        """
         if self._runs is not None:
             self._runs.traced += 1
-        if is_staged() and caller.takes_programs():
-            return self._call_inline(*args, **kwargs)
-        return super()._traced(caller, config, args, kwargs)
+        if caller.takes_programs():
+            instead = functools.partial(self._call_inline, *args, **kwargs)
+            if is_staged():
+                return instead()
+        return super()._traced(caller, config, args, kwargs, instead)
 
     def clear(self) -> int:
         """As of any persistent function, and what this process has."""
