@@ -156,12 +156,8 @@ SMALL_RECOVERY = Row(
     variants=(
         Variant("off", _recovering("0"), needs=_JAXD),
         Variant("by default", _recovering(""), needs=_JAXD),
-        Variant("JAXD_SNAPSHOT_S=10", _recovering("10"), needs=_JAXD),
     ),
     comparisons=(
         Comparison("by default / off", ("by default",), ("off",), Target("at most", 1.01)),
-        Comparison(
-            "JAXD_SNAPSHOT_S=10 / off", ("JAXD_SNAPSHOT_S=10",), ("off",), Target("at most", 1.01)
-        ),
     ),
 )

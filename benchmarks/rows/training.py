@@ -119,13 +119,9 @@ TRAINING_RECOVERY: Final = Row(
     variants=(
         Variant("off", _recovering("0"), _JAXD),
         Variant("by default", _recovering(""), _JAXD),
-        Variant("JAXD_SNAPSHOT_S=10", _recovering("10"), _JAXD),
     ),
     comparisons=(
-        Comparison("by default / off", ("by default",), ("off",), Target("at most", 1.01)),
-        Comparison(
-            "JAXD_SNAPSHOT_S=10 / off", ("JAXD_SNAPSHOT_S=10",), ("off",), Target("at most", 1.03)
-        ),
+        Comparison("by default / off", ("by default",), ("off",), Target("at most", 1.03)),
     ),
 )
 
