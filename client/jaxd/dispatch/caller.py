@@ -762,7 +762,7 @@ class OpenCall:
     def _read(self, value: tuple[Any, ...], frame: Frame) -> Any:
         call, snapshot, buffers = self.call, self.call.spec.snapshot, frame.buffers
         if self._stays(value):
-            lineage = self._lineage_of_result()
+            lineage, self._lineage = self._lineage_of_result(), None  # a future may outlive it
             if lineage is not None:
                 lineage.settle(run_seconds(value))
             calls, session = self.opened.values.calls, self.opened.connection.session
