@@ -936,8 +936,8 @@ def test_arguments_that_were_copied_to_be_sent_are_not_copied_again(
         for number in range(STEPS):
             if number == 3:
                 count_copies(monkeypatch, copies)
-            state, _ = train(state, np.ones(1000, np.float32))
-        assert client.kept().call_bytes > STEPS * 4000
+            state, _ = train(state, np.ones(4000, np.float32))
+        assert client.kept().call_bytes > STEPS * 16_000
     assert not copies
 
 
