@@ -118,6 +118,7 @@ class FallbackCounts:
 
 _VALID_S: Final = 86_400.0
 _MAX_KEPT: Final = 4096
+_MANY: Final = 5
 _MAX_REASON: Final = 300
 
 
@@ -126,15 +127,17 @@ class FunctionRuns:
 
     Attributes:
         place: file, line and qualified name.
+        code: file and line: those of a library that jits functions of its own around the user's.
         calls: calls that this process has made.
         here: of these, the ones that it has run itself, since the server could not answer them.
         traced: of these, the ones that became a part of a program of this process.
         reason: of the first that ran here.
-        was_known: whether a run before has said so.
+        was_known: whether a run before has said so, or other functions of the same code.
     """
 
-    def __init__(self, place: str) -> None:
+    def __init__(self, place: str, code: str) -> None:
         self.place = place
+        self.code = code
         self.calls = self.here = self.traced = 0
         self.reason = ""
         self.was_known = False
@@ -160,8 +163,9 @@ class FormerRuns:
         if code is None:
             return None
         name = getattr(function, "__qualname__", code.co_name)
-        place = f"{code.co_filename}:{code.co_firstlineno}:{name}"
-        return self._runs.setdefault(place, FunctionRuns(place))
+        line = f"{code.co_filename}:{code.co_firstlineno}"
+        found = FunctionRuns(f"{line}:{name}", line)
+        return self._runs.setdefault(found.place, found)
 
     def refusal(self, runs: FunctionRuns, server: object) -> str | None:
         """Why no server could answer the function before; None where one is to be asked.
@@ -175,11 +179,26 @@ class FormerRuns:
             file = _file_for(server)
             known = self._known[server] = {} if file is None else _read(file)
         if runs.place not in known:
-            return None
+            return self._refusal_of_code(runs)
         reason, noted_s = known[runs.place]
         is_old = noted_s < time.time() - _VALID_S or noted_s <= self._newest_file_s()
         runs.was_known = not is_old
         return None if is_old else reason
+
+    def _refusal_of_code(self, runs: FunctionRuns) -> str | None:
+        """Why many functions of the same code were refused, where that was always so, and the same.
+
+        This one is not written down for it: it was not tried.
+        """
+        others = [each for each in self._runs.copy().values() if each.code == runs.code]
+        refused = [each.reason for each in others if each.is_refused() and not each.was_known]
+        is_answered = any(
+            each.calls > each.here + each.traced for each in others if each is not runs
+        )
+        if is_answered or len(refused) < _MANY or len({*refused}) > 1:
+            return None
+        runs.was_known = True
+        return refused[0]
 
     def forget(self) -> None:
         """Forgets what the functions did so far; their entries stay theirs."""

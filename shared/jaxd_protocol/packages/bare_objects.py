@@ -147,7 +147,15 @@ def weak_table_of_name(kind: str, module: str, name: str) -> WeakTable:
 
 def own_weak_tables() -> list[tuple[Place, WeakTable]]:
     """The weak tables of the user's modules, and those that stand for clients', in their order."""
-    return sorted(_own_objects.weak_tables().items(), key=lambda each: each[0])
+    return _own_objects.weak_tables()
+
+
+def known_weak_tables() -> list[tuple[Place, WeakTable]]:
+    """The same, for each call: without those that a module has got since somebody looked.
+
+    What reads a global that is new is looked at again in any case.
+    """
+    return _own_objects.known_weak_tables()
 
 
 def _has(place: Place, value: object) -> bool:
@@ -217,6 +225,7 @@ class _OwnObjects:
         self._made: dict[tuple[str, str, type], object] = {}
         self._made_names: dict[int, Place] = {}
         self._tables: dict[str, tuple[int, list[str]]] = {}  # by module: how long it was
+        self._found: tuple[int, int, list[tuple[Place, WeakTable]]] = (-1, -1, [])
 
     def name_of(self, value: object) -> Place | None:
         """The name of an object; None when it has none."""
@@ -239,10 +248,11 @@ class _OwnObjects:
         self._made_names[id(found)] = (module, name)
         return found
 
-    def weak_tables(self) -> dict[Place, WeakTable]:
+    def weak_tables(self) -> list[tuple[Place, WeakTable]]:
         """Those of the user's modules by the names that they go by, and what was made."""
         found: dict[Place, Any] = {}
-        for module in _own_modules(len(sys.modules)):
+        modules = len(sys.modules)
+        for module in _own_modules(modules):
             content = content_of(module)
             length, names = self._tables.get(module, (-1, []))
             if length != len(content):
@@ -252,8 +262,18 @@ class _OwnObjects:
                 table = content.get(name)
                 if type(table) in _TABLES:
                     found[self.name_of(table) or (module, name)] = table
-        made = ((key[:2], each) for key, each in self._made.copy().items() if key[2] in _TABLES)
-        return {**found, **dict(made)}
+        made = self._made.copy()
+        found |= {
+            (module, name): each for (module, name, kind), each in made.items() if kind in _TABLES
+        }
+        self._found = modules, len(made), sorted(found.items(), key=lambda each: each[0])
+        return self._found[2]
+
+    def known_weak_tables(self) -> list[tuple[Place, WeakTable]]:
+        """As `weak_tables` has found them, while no module is new."""
+        modules, made, found = self._found
+        is_known = modules == len(sys.modules) and made == len(self._made)
+        return found if is_known else self.weak_tables()
 
 
 def _places_in(module: str, value: object) -> list[Place]:
@@ -261,9 +281,14 @@ def _places_in(module: str, value: object) -> list[Place]:
     return [(module, name) for name, each in content.items() if each is value]
 
 
+_seen: Final[dict[str, bool]] = {}
+
+
 @lru_cache(maxsize=1)
 def _own_modules(count: int) -> tuple[str, ...]:  # noqa: ARG001  as it is now
-    return tuple(filter(is_local_module, sys.modules.copy()))
+    for name in sys.modules.keys() - _seen.keys():
+        _seen[name] = is_local_module(name)
+    return tuple(name for name in sys.modules.copy() if _seen.get(name))
 
 
 def _refuse_whole(table: Any, *_: Any) -> NoReturn:

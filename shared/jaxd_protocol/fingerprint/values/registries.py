@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.fingerprint.walk import Walk
 from jaxd_protocol.jax_objects.registrations import node_count, node_of
-from jaxd_protocol.packages.bare_objects import own_weak_tables
+from jaxd_protocol.packages.bare_objects import known_weak_tables, own_weak_tables
 from jaxd_protocol.packages.importable import importable_name
 from jaxd_protocol.packages.installed import content_of, is_local_module
 
@@ -97,7 +97,7 @@ def stamp() -> tuple[int, ...]:
     """Another value after each registration of a class with anything."""
     forms = sum([len(each.registry) for each in _dispatchers.all()])
     reducers = len(copyreg.dispatch_table)
-    entries = hash(tuple(number for _, table in own_weak_tables() for number in _numbers(table)))
+    entries = hash(tuple(number for _, table in known_weak_tables() for number in _numbers(table)))
     return abc.get_cache_token(), node_count(), forms, reducers, entries  # type: ignore[return-value]
 
 
