@@ -14,13 +14,13 @@ from __future__ import annotations
 import functools
 import sys
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
-from types import CellType, FunctionType, MethodType, ModuleType
+from collections.abc import Callable, Iterable, Iterator
+from types import CellType, FunctionType, MethodType
 from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.jax_objects.names import attribute, is_of_jax, kind_of, name_of_jax_object
 from jaxd_protocol.packages.importable import importable_name
-from jaxd_protocol.packages.installed import OWN_PACKAGES, content_of, is_local_module
+from jaxd_protocol.packages.installed import content_of, is_local_module
 
 _PRIMITIVE: Final = ("jax._src.core", "Primitive")
 _BASES: Final = (
@@ -37,8 +37,6 @@ _MOST_TABLES_INSIDE: Final = 64
 _DEEPEST: Final = 6
 _MOST_ITEMS: Final = 64
 _PACKAGE: Final = "jax"
-_NO_LIBRARIES: Final = OWN_PACKAGES | sys.stdlib_module_names
-_FIRST: Final = frozenset({"jax", "library"})
 _TRUSTED: Final = frozenset({"jax", "jaxlib", "numpy", "functools", "builtins"})
 _MISSING: Final = object()
 
@@ -126,16 +124,17 @@ class InstalledState:
         self._with_modules = with_modules
         self._holders: dict[int, _Holder] = {}
         self._seen: set[str] = set()
+        self._new: frozenset[str] = frozenset()  # modules that were loaded since the last look
         self._count = 0
 
     def changes(self) -> list[Change]:
         """What there is that does not belong there; nothing where jax is not loaded."""
         if "jax._src.core" not in sys.modules:
             return []
-        came: set[str] = set()
-        if len(sys.modules) != self._count:
+        is_new = len(sys.modules) != self._count
+        if is_new:
             self._count = len(sys.modules)
-            came = self._find()
+            self._find()
         found: list[Change] = []
         others: list[int] = []
         for number, each in self._holders.items():
@@ -148,36 +147,27 @@ class InstalledState:
                 ):
                     others.append(number)  # it was empty, and is none with rules
                     continue
-                self._look(each, came if each.last is not None else _FIRST)
+                self._look(each, is_new=is_new or each.last is None)
             found += each.found
         for number in others:
             del self._holders[number]
         return found
 
-    def _find(self) -> set[str]:
-        """Takes note of the tables and primitives of modules that were loaded since.
-
-        Returns:
-            `jax` where some of these are jax's own, `library` where some are of what uses jax.
-        """
+    def _find(self) -> None:
+        """Takes note of the tables and primitives of modules that were loaded since."""
         classes = [cls for cls in _traced_classes() if is_of_jax(cls)]
         for cls in classes:
             self._add(cls, f"{cls.__module__}.{cls.__qualname__}", vars(cls))
         primitive = attribute(*_PRIMITIVE)
         primitives = {cls for cls in classes if issubclass(cls, primitive)}
-        came: set[str] = set()
-        is_first = not self._seen  # where nobody asks what came
-        for name in [each for each in sys.modules.copy() if each not in self._seen]:
-            content = content_of(name)
+        names = [each for each in sys.modules.copy() if each not in self._seen]
+        self._new = frozenset(names)
+        for name in names:
+            content = content_of(name) if name.partition(".")[0] == _PACKAGE else {}
             if getattr(content.get("__spec__"), "_initializing", False):
                 continue
             self._seen.add(name)
-            if name.partition(".")[0] != _PACKAGE:
-                if not (is_first or "library" in came) and _is_of_library(name, content):
-                    came.add("library")
-                continue
-            came.add("jax")
-            if self._with_modules:
+            if self._with_modules and content:
                 holder = _Holder(content, name, content, is_table=False)
                 self._holders.setdefault(id(content), holder)
             for key, value in content.copy().items():
@@ -186,7 +176,6 @@ class InstalledState:
                     self._note(value, f"{name}.{key}")
                 elif kind in primitives:
                     self._add(value, f"the primitive {value.name}", vars(value))
-        return came
 
     def _note(self, table: Any, name: str) -> None:
         """Takes note of a table with rules, or one that may get some.
@@ -206,17 +195,17 @@ class InstalledState:
         is_table = owner is content
         self._holders.setdefault(id(owner), _Holder(owner, name, content, is_table=is_table))
 
-    def _look(self, holder: _Holder, came: Collection[str]) -> None:
-        """Finds what does not belong in a holder; `came`: what was imported, see `_find`."""
+    def _look(self, holder: _Holder, *, is_new: bool) -> None:
+        """Finds what does not belong in a holder; `is_new`: an import may have changed it.
+
+        Of what was there before it may have replaced something by code of its own alone.
+        """
         is_set = isinstance(holder.content, set)
         now = dict.fromkeys(holder.content, True) if is_set else dict(holder.content.items())
         holder.found = []
+        is_first = holder.last is None
         for key in holder.own.keys() - now.keys():
-            if (
-                "library" not in came
-                and _is_rule(holder, key, holder.own[key])
-                and _counts(holder, key)
-            ):
+            if _is_rule(holder, key, holder.own[key]) and _counts(holder, key):
                 self._note_change(holder, key, "")
             else:
                 del holder.own[key]
@@ -225,8 +214,8 @@ class InstalledState:
             if before is value:
                 continue
             code = self._foreign_code(value)
-            is_own = came and (before is _MISSING or "library" in came)
-            if (code or not (is_own or not _is_rule(holder, key, before))) and _counts(holder, key):
+            is_fine = is_first or (is_new and (before is _MISSING or self._is_of_import(value)))
+            if (code or (not is_fine and _is_rule(holder, key, before))) and _counts(holder, key):
                 self._note_change(holder, key, code)
             else:
                 holder.own[key] = value
@@ -253,6 +242,14 @@ class InstalledState:
             if found:
                 return found
         return ""
+
+    def _is_of_import(self, value: Any, depth: int = 0) -> bool:
+        """Whether a rule has some code of a module that was loaded since the last look."""
+        if getattr(value, "__module__", None) in self._new:
+            return True
+        parts = _PARTS.get(type(value)) or _parts_of(type(value))
+        inner = parts(value) if depth < _DEEPEST else ()
+        return any(self._is_of_import(part, depth + 1) for part in inner)
 
 
 def _of_function(function: FunctionType) -> list[Any]:
@@ -325,18 +322,6 @@ def _counts(holder: _Holder, key: Any) -> bool:
     if isinstance(key, type):
         return importable_name(key) is not None and not is_local_module(key.__module__)
     return kind_of(key) == "primitive" and name_of_jax_object(key) is not None
-
-
-def _is_of_library(name: str, content: dict[str, Any]) -> bool:
-    """Whether a module is of a library that has something of jax: it may replace rules of jax."""
-    if name.partition(".")[0] in _NO_LIBRARIES or is_local_module(name):
-        return False
-    homes = (
-        each.__name__ if isinstance(each, ModuleType) else getattr(each, "__module__", None)
-        for each in content.copy().values()
-        if isinstance(each, ModuleType | FunctionType | type)
-    )
-    return any(isinstance(home, str) and home.partition(".")[0] == _PACKAGE for home in homes)
 
 
 def _traced_classes() -> Iterator[type]:

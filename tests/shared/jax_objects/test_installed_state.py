@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -116,6 +117,27 @@ def test_what_is_replaced_by_jaxs_own_or_removed_is_found_later(before: Installe
         "_lowerings[sin]",
         "primitive_jvps[cos]",
     ]
+    for each in found:
+        each.undo()
+    assert ad.primitive_jvps[lax.cos_p] is removed
+    assert before.changes() == []
+
+
+def test_an_import_replaces_nothing_by_what_was_there(
+    before: InstalledState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What only moves jax's own rules is found also where it has imported something."""
+    new = ModuleType("a_module_of_a_library")
+    monkeypatch.setitem(sys.modules, new.__name__, new)
+    mlir._lowerings[lax.sin_p] = mlir._lowerings[lax.cos_p]
+    removed = ad.primitive_jvps.pop(lax.cos_p)
+    monkeypatch.setattr(jax.numpy, "tan", jax.numpy.sin)
+    found = before.changes()
+    assert {each.where.rpartition(".")[2] for each in found} == {
+        "_lowerings[sin]",
+        "primitive_jvps[cos]",
+        "tan",
+    }
     for each in found:
         each.undo()
     assert ad.primitive_jvps[lax.cos_p] is removed
