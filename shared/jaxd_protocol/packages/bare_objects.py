@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final, NoReturn
@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import PackingError
+from jaxd_protocol.packages.importable import importable_name
 from jaxd_protocol.packages.installed import content_of, is_local_module
 
 _MAKES_AN_OBJECT: Final = r".*\b(?:object|WeakKeyDictionary|WeakSet)\(\)"
@@ -306,9 +307,29 @@ _OF_A_WHOLE: Final = (
 )
 
 
+_OF_A_KEY: Final = ("__setitem__", "__delitem__", "setdefault", "add", "discard", "remove")
+
+
+def _refusing_shared(change: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that changes what a table has of a key, but not of one that other clients have."""
+
+    def changed(table: Any, key: Any, *rest: Any) -> Any:
+        if isinstance(key, type) and importable_name(key) is not None:
+            raise PackingError(
+                f"the function changes what the {type(table).__name__} "
+                f"{'.'.join(own_object_name(table) or ())} has of {key.__qualname__}. On a server "
+                "it is one for all clients. Do it outside of the function."
+            )
+        return change(table, key, *rest)
+
+    return changed
+
+
 def _stand_in(kind: type) -> type:
     """The type of what stands for such a table of a client's; it counts as the type itself."""
-    refused = {name: _refuse_whole for name in _OF_A_WHOLE if hasattr(kind, name)}
+    refused: dict[str, Any] = {name: _refuse_whole for name in _OF_A_WHOLE if hasattr(kind, name)}
+    methods = {name: getattr(kind, name) for name in _OF_A_KEY if hasattr(kind, name)}
+    refused |= {name: _refusing_shared(method) for name, method in methods.items()}
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
     return type(kind.__name__, (kind,), {**names, **refused, "__hash__": object.__hash__})
 

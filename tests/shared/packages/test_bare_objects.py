@@ -7,9 +7,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
+from jaxd_protocol.errors import PackingError
 from jaxd_protocol.packages import bare_objects
 from jaxd_protocol.packages.bare_objects import (
     bare_object_name,
@@ -18,6 +20,7 @@ from jaxd_protocol.packages.bare_objects import (
     names_of_bare_object,
     object_of_name,
     own_object_name,
+    weak_table_of_name,
 )
 from jaxd_protocol.packages.importable import find_object
 
@@ -153,3 +156,24 @@ def test_a_name_leads_to_one_object_in_another_process() -> None:
     assert object_of_name("elsewhere", "other") is not there
     assert own_object_name(there) == ("elsewhere", "sentinel")
     assert object_of_name(__name__, "_mine") is not _mine
+
+
+def test_no_function_leaves_something_in_a_table_that_others_ask() -> None:
+    """What stands for a weak table is one for all clients, and so are the classes with a name."""
+    table: Any = weak_table_of_name("weakref.WeakKeyDictionary", "elsewhere", "factors")
+    chosen: Any = weak_table_of_name("_weakrefset.WeakSet", "elsewhere", "chosen")
+    own = type("Own", (), {"__module__": "elsewhere"})
+    table[own] = 1
+    chosen.add(own)
+    assert table[own] == 1
+    assert own in chosen
+    changes = (
+        lambda: table.__setitem__(float, 3),
+        lambda: table.setdefault(float, 3),
+        lambda: chosen.add(float),
+    )
+    for change in changes:
+        with pytest.raises(PackingError, match="outside of the function"):
+            change()
+    assert float not in table
+    assert float not in chosen
