@@ -20,12 +20,12 @@ from hashlib import blake2b
 from typing import Any, Final, Protocol
 
 from jaxd.connection.settings import Settings
-from jaxd.interop.jax_runtime import import_jax, loaded_jax, started_platform
+from jaxd.interop.jax_runtime import import_jax, jax_changes, loaded_jax, started_platform
 from jaxd_protocol import __version__
 from jaxd_protocol.base.process import reset_after_fork
 from jaxd_protocol.errors import ConfigurationError, JaxdError
 from jaxd_protocol.network.local_server import cache_root, make_private_directory
-from jaxd_protocol.packages.installed import content_of, is_local_module
+from jaxd_protocol.packages.installed import content_of, is_local_file, is_local_module
 
 _REPORT_INTERVAL_S: Final = 1.0
 
@@ -158,9 +158,14 @@ class FormerRuns:
         self._newest_s = 0.0
 
     def of(self, function: Callable[..., Any]) -> FunctionRuns | None:
-        """Those of a function; None where its code has no place."""
+        """Those of a function; None where its code has no place in a file of the user's.
+
+        The wrappers of a library, as of `equinox.filter_jit`, have one place for all functions.
+        """
         code = getattr(function, "__code__", None)
-        if code is None:
+        if code is None or not (
+            os.path.isabs(code.co_filename) and is_local_file(code.co_filename)
+        ):
             return None
         name = getattr(function, "__qualname__", code.co_name)
         line = f"{code.co_filename}:{code.co_firstlineno}"
@@ -206,7 +211,12 @@ class FormerRuns:
             runs.calls = runs.here = runs.traced = 0
 
     def write(self, server: object) -> None:
-        """Writes down which functions no server could answer in this process."""
+        """Writes down which functions no server could answer in this process.
+
+        None where code of the user's has stood in jax itself: that says nothing of the functions.
+        """
+        if jax_changes.were_found:
+            return
         file = _file_for(server)
         if file is None:
             return

@@ -368,9 +368,13 @@ class JaxChanges:
     Who registers a lowering rule for `sin_p`, or puts a method into jax's tracers, changes what
     every function means that uses it. No function reaches that, so no walk finds it; a server does
     not have it, and gets it for nobody, since it would hold for all clients.
+
+    Attributes:
+        were_found: whether there was some at any time.
     """
 
     def __init__(self) -> None:
+        self.were_found = False
         self._state: Any = None
         self.after_fork()
         reset_after_fork(self)
@@ -395,6 +399,7 @@ class JaxChanges:
             found = self._state.changes()
         if not found:
             return
+        self.were_found = True
         change, others = found[0], f", and {len(found) - 1} more" if len(found) > 1 else ""
         what = f"is {change.code}" if change.code else "was replaced or removed"
         raise PackingError(
@@ -409,5 +414,6 @@ def _is_local(content: dict[str, Any]) -> bool:
     return is_local_module(name if isinstance(name, str) else None)
 
 
-check_unchanged: Final = JaxChanges().check
-"""That of this process."""
+jax_changes: Final = JaxChanges()
+"""Those of this process."""
+check_unchanged: Final = jax_changes.check

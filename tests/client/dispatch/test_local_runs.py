@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -65,3 +67,31 @@ def test_without_a_server_nothing_is_known_of_it() -> None:
 
     assert not local_runs.runs_locally(session("cpu", current=none_there), None)
     assert local_runs.runs_locally(session("cpu", current=none_there), "local")
+
+
+def _refused(file: str) -> Any:
+    names: dict[str, Any] = {}
+    exec(compile("def step(x): return x", file, "exec"), names)
+    return names["step"]
+
+
+def test_only_functions_in_files_of_the_user_are_written_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One place of a library, or of a program without a file, is many functions."""
+    monkeypatch.setenv("JAXD_CACHE_DIR", str(tmp_path / "cache"))
+    runs = local_runs.FormerRuns()
+    assert runs.of(_refused(f"{tmp_path}/site-packages/a_library.py")) is None
+    assert runs.of(_refused("<string>")) is None
+    mine = runs.of(_refused(f"{tmp_path}/mine.py"))
+    assert mine is not None
+    mine.calls = mine.here = 1
+    mine.reason = "why"
+    monkeypatch.setattr(local_runs.jax_changes, "were_found", True)
+    runs.write(None)
+    assert local_runs.FormerRuns().refusal(mine, None) is None
+    monkeypatch.undo()
+    monkeypatch.setenv("JAXD_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(runs, "_begun_s", time.time() + 60)
+    runs.write(None)
+    assert local_runs.FormerRuns().refusal(mine, None) == "why"
