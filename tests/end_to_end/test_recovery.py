@@ -29,6 +29,7 @@ from jaxd.remote_values import lineage, recovery, snapshots
 from jaxd.remote_values.call_pipeline import CallPipeline
 from jaxd.remote_values.lineage import CallLineage, KeptData
 from jaxd.remote_values.store import RemoteStore
+from jaxd.transfer import shared_memory
 from jaxd.transfer.routing import TransferRouter
 from jaxd_protocol.messages.calls import FAILED, OK
 from jaxd_protocol.messages.failures import encode_failure
@@ -913,6 +914,7 @@ def test_large_arguments_are_kept_where_they_travelled(
 ) -> None:
     """In the block of shared memory: no copy of them is made, and the block is not used again."""
     copies = list[int]()
+    monkeypatch.setattr(shared_memory, "MIN_KEPT_BYTES", 1 << 20)
     count_copies(monkeypatch, copies)
     server, x = start_live(), np.arange(1 << 20, dtype=np.float32)
     with connect(server.unix) as client:
@@ -923,6 +925,23 @@ def test_large_arguments_are_kept_where_they_travelled(
         kill(server)
         np.testing.assert_array_equal(made, np.arange(1 << 20, dtype=np.float32) * 2)
         assert not any(np.asarray(each).any() for each in others)
+
+
+@pytest.mark.slow
+def test_a_loop_with_arguments_of_a_megabyte_holds_no_block_for_each(
+    start_live: Callable[..., LiveServer],
+) -> None:
+    """Each keeps two files open here and one on the server, and there are only so many."""
+    x = np.ones(1 << 18, np.float32)
+    with connect(start_live().unix) as client:
+        add = client.persistent_call(lambda state, x: state + x.sum(), donate_argnums=0)
+        state, files = client.put(np.zeros(4, np.float32)), list[int]()
+        for _ in range(4 * STEPS):
+            state = add(state, x)
+            files.append(len(os.listdir("/proc/self/fd")))
+        assert client.kept().call_bytes > 4 * STEPS * x.nbytes
+        assert files[-1] < files[0] + 4 * STEPS  # some are in flight
+        assert float(state[0]) == 4 * STEPS * x.size
 
 
 @pytest.mark.slow

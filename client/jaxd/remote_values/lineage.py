@@ -533,7 +533,7 @@ def _in_blocks(transfer: CallTransfer) -> Iterator[tuple[int, Callable[[int], me
     """Of the leaves that lie in blocks, what gives so many bytes, and holds the block."""
     blocks = {block.number: block for block, _ in transfer.places}
     for row in transfer.data_locations:
-        if row.kind == BLOCK:
+        if row.kind == BLOCK and blocks[row.a].may_stay():
             yield row.leaf, partial(_held_view, blocks[row.a], row.b)
 
 

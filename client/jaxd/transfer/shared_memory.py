@@ -40,6 +40,9 @@ MIN_BLOCK_BYTES: Final = 1 << 18
 MAX_BLOCKS: Final = 256
 """Each keeps one or two files open."""
 
+MIN_KEPT_BYTES: Final = 1 << 25
+"""To copy less takes less than another block for the next call, which the server has to map."""
+
 _COPY_PART_BYTES: Final = 4 << 20
 """Takes several times the 0.1 ms for which a thread is started and waited for."""
 
@@ -89,6 +92,10 @@ class SharedBlock:
     def release(self) -> None:
         """Releases one share. Never blocks, so it may be called at any time."""
         self._pool.release_share(self)
+
+    def may_stay(self) -> bool:
+        """Whether it may be held for long: it is large, and the pool has as much beside it."""
+        return self.nbytes >= MIN_KEPT_BYTES and self._pool.is_half_free()
 
     def write(self, offset: int, data: memoryview) -> None:
         """Copies bytes into the block; others may run meanwhile.
@@ -218,6 +225,12 @@ class BlockPool:
                 return None
             block.shares += 1
             return block, offset
+
+    def is_half_free(self) -> bool:
+        """Whether as much could be leased as is."""
+        with self._lock:
+            self._reclaim()
+            return 2 * sum(b.nbytes for b in self._blocks.values() if b.shares) <= self.limit_bytes
 
     def share(self, block: SharedBlock) -> None:
         """Takes one more share of a block that is held already."""

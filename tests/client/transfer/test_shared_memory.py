@@ -126,6 +126,22 @@ def test_idle_blocks_make_room_for_others_the_longest_unused_first() -> None:
     assert held.shares == 1
 
 
+def test_a_block_stays_where_the_pool_has_as_much_beside_it(
+    pool: BlockPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And where it is large: else the next call would need another one, for little."""
+    assert not leased(pool).may_stay()
+    monkeypatch.setattr(module, "MIN_KEPT_BYTES", SMALL)
+    few = BlockPool(4 * SMALL)
+    first = leased(few)
+    assert first.may_stay()
+    second, third = leased(few), leased(few)
+    assert not first.may_stay()
+    third.release()
+    assert first.may_stay()
+    assert second.may_stay()
+
+
 def test_there_are_only_so_many(pool: BlockPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each keeps files open."""
     monkeypatch.setattr(module, "MAX_BLOCKS", 2)
