@@ -945,6 +945,29 @@ def test_a_loop_with_arguments_of_a_megabyte_holds_no_block_for_each(
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*JAXD_SNAPSHOT_BYTES:RuntimeWarning")
+def test_a_state_that_has_no_room_does_not_stop_the_loop_at_each_call(
+    start_live: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a snapshot that is none after all; to wait for the calls in flight counts as well."""
+    waits = list[float]()
+
+    def settle(store: RemoteStore, deadline: float) -> None:
+        waits.append(deadline)
+        time.sleep(0.2)
+
+    monkeypatch.setenv("JAXD_SNAPSHOT_BYTES", "1000")
+    monkeypatch.setattr(RemoteStore, "settle", settle)
+    with connect(start_live().unix) as client:
+        add = client.persistent_call(lambda state: state + 1, donate_argnums=0)
+        state = client.put(np.zeros(LARGE, np.float32))
+        for _ in range(STEPS):
+            state = add(state)
+        assert float(state[0]) == STEPS
+    assert len(waits) == 1
+
+
+@pytest.mark.slow
 def test_arguments_that_were_copied_to_be_sent_are_not_copied_again(
     start_live: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -219,7 +219,8 @@ class Snapshots:
         if not self._lock.acquire(blocking=False):
             return
         try:
-            self._due = self._clock() + self._interval_s  # also when it fails
+            asked = self._clock()
+            self._due = asked + self._interval_s  # also when it fails
             with suppress(Exception):  # another thread has donated some, or they take too long
                 self._store.settle(time.monotonic() + _MAX_SETTLE_S)
                 began = self._clock()
@@ -229,6 +230,8 @@ class Snapshots:
                     self._plan_next(began)
                     self._on_end()  # tells of that
                     self._plan_next(began)  # for to tell takes time as well
+                    now = self._clock()  # calls wait for those in flight, which is no cost of it
+                    self._earliest = now + (now - asked) / COST_SHARE
         finally:
             self._lock.release()
 
