@@ -203,6 +203,34 @@ def test_what_a_trace_puts_out_is_seen_by_each_process(tmp_path: Path) -> None:
                     assert (counts_in(done.stdout)["compiled"] > 0) == (one == "cold")
 
 
+RAISING_SUITE = """
+import jax, jax.experimental, pytest
+
+def test_a_program_that_raises_was_traced(capsys):
+    def refuse(x):
+        raise ValueError("no")
+    @jax.jit
+    def refused(x):
+        print("tracing")
+        return jax.experimental.io_callback(refuse, jax.ShapeDtypeStruct((), "float32"), x)
+    for _ in range(3):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="no"):
+            refused(1.0).block_until_ready()
+    assert capsys.readouterr().out == "tracing\\n"
+"""
+
+
+@pytest.mark.slow
+def test_the_trace_of_a_program_that_raises_is_seen_once(
+    environment: Environment, suite: Path
+) -> None:
+    """To `jax.jit` it is traced, whatever becomes of its calls."""
+    (suite / "test_theirs.py").write_text(RAISING_SUITE)
+    for one in ((), ("--jaxd",)):
+        done = run_pytest(environment, suite, *one)
+        assert done.returncode == 0, (one, done.stdout)
+
+
 COUNTS_ITS_TRACES = """
 import jax
 

@@ -26,9 +26,11 @@ from jaxd.interop.after_import import AfterImport
 from jaxd.interop.jax_runtime import is_staged
 from jaxd.interop.local_programs import UNKNOWN, JitCalls, calls_here
 from jaxd.request.function_snapshot import FunctionRefusal, SnapshotCache
+from jaxd_protocol.errors import JaxdError
 from jaxd_protocol.fingerprint.function_wrapper import FunctionWrapper
 from jaxd_protocol.jit.options import Config
 from jaxd_protocol.jit.static_args import infer_static_args
+from jaxd_protocol.messages.calls import origin_of
 from jaxd_protocol.packages.installed import content_of
 
 if TYPE_CHECKING:
@@ -220,7 +222,7 @@ class HookedFunction(PersistentFunction[..., Any]):
     ) -> LocalRun | None:
         """As of any persistent function, and noted for the next run."""
         found = super()._local_run(caller, error, call, is_plain=is_plain)
-        if call is not None:
+        if call is not None and (found is not None or _may_be_untraced(error)):
             self._snapshots.forget(call.kind)
         if found is None:
             show_held_output(error)
@@ -275,6 +277,11 @@ class HookedFunction(PersistentFunction[..., Any]):
         return HookedFunction(
             self._binding.with_function(function, self._binding.options, function)
         )
+
+
+def _may_be_untraced(error: BaseException) -> bool:
+    """Whether a call has failed that may have had no trace; else its program ran, and raised it."""
+    return isinstance(error, JaxdError) or origin_of(error).phase in ("packing", "building")
 
 
 _hooked: Final[WeakSet[SnapshotCache]] = WeakSet()
