@@ -150,9 +150,10 @@ class CallScheduler:
         """How a call is made that is known, and what runs it if there is nothing to wait for."""
         pipeline = self._worker_context.pipeline
         plan = pipeline.executables.plan(key, skeleton, self._session.device)
-        warm = None if plan is None or pipeline.admission.is_barred else plan.executable
-        if flags & FIRST and warm is not None and warm.output:
+        known = None if plan is None else plan.executable
+        if flags & FIRST and known is not None and known.output:
             return None, None  # it has events to send, as one that is built
+        warm = None if pipeline.admission.is_barred else known
         return None if flags & ~_RESULT_ONLY else plan, warm
 
     def _reserve(self, nbytes: int) -> int | JaxdError:
