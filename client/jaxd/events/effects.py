@@ -169,7 +169,8 @@ class CallEffects:
         content = hashlib.blake2b(repr(question).encode(), digest_size=_HASH_BYTES)
         for data in buffers:
             content.update(data)
-        is_new, number, known = self._place(content.digest())
+        target = hash(question[0]) if question else 0
+        is_new, number, known = self._place(content.digest(), ("target", target))
         if number >= len(known):
             raise CallbackError(
                 "a call that is made again for its arrays calls back what it did not before. "
@@ -177,8 +178,14 @@ class CallEffects:
             )
         return is_new, known[number]
 
-    def _place(self, key: bytes) -> tuple[bool, int, list[_Call]]:
-        """Whether a function is to be called for this question, and its place. The lock is held."""
+    def _place(self, key: bytes, target: tuple[str, int]) -> tuple[bool, int, list[_Call]]:
+        """Whether a function is to be called for this question, and its place. The lock is held.
+
+        Raises:
+            CallbackError: when answers are not here, or the question is new, and the program has
+                not asked so far what it had asked the same function before: it does something
+                else this time, as on a GPU in the last bits, and would have those effects twice.
+        """
         if not self.are_recorded:
             raise _too_large()
         if self._answers is None:
@@ -189,7 +196,12 @@ class CallEffects:
         number = self._in_this_attempt.get(key, 0)
         self._in_this_attempt[key] = number + 1
         is_new = number >= len(known)
+        asked = self._in_this_attempt.get(target, 0)
+        self._in_this_attempt[target] = asked + 1
         if is_new and not self.is_mute:
+            if asked < self._answers.of_target.get(target, 0):
+                raise _differs()
+            self._answers.of_target[target] = asked + 1
             known.append(_Call())
         return is_new, number, known
 
@@ -218,10 +230,11 @@ class CallEffects:
 class _Answers:
     """What functions have returned for one call, by question."""
 
-    __slots__ = ("_room", "calls", "nbytes")
+    __slots__ = ("_room", "calls", "nbytes", "of_target")
 
     def __init__(self) -> None:
         self.calls: dict[bytes, list[_Call]] = {}
+        self.of_target: dict[tuple[str, int], int] = {}  # how many of them
         self.nbytes = 0
         self._room: AnswerRoom | None = None
 
@@ -295,6 +308,13 @@ class _Asked:
             self._nbytes -= first.nbytes
             del self._calls[self._first]
             self._first += 1
+
+
+def _differs() -> CallbackError:
+    return CallbackError(
+        "a call is made again, since its worker had ended, and calls functions back with other "
+        "arguments than before. They are not called twice."
+    )
 
 
 def _skips() -> CallbackError:

@@ -59,6 +59,34 @@ def test_a_function_is_called_back_once_for_each_question() -> None:
     assert effects.are_recorded
 
 
+def test_what_calls_back_with_other_arguments_than_before_calls_nothing() -> None:
+    """On another worker a program may compute something else, in the last bits: no effect twice."""
+    effects, calls = CallEffects(), list[bytes]()
+
+    def ask(question: bytes, data: bytes) -> None:
+        def called() -> Any:
+            calls.append(data)
+            return None, []
+
+        effects.answer((question,), [memoryview(data)], called)
+
+    ask(b"log", b"1.0")
+    ask(b"log", b"2.0")
+    ask(b"save", b"2.0")
+    effects.begin_attempt()
+    ask(b"log", b"1.0")
+    with pytest.raises(CallbackError, match="other arguments than before"):
+        ask(b"log", b"2.1")
+    assert calls == [b"1.0", b"2.0", b"2.0"]
+    effects.begin_attempt()
+    ask(b"save", b"2.0")
+    ask(b"log", b"2.0")
+    ask(b"log", b"1.0")
+    ask(b"log", b"3.0")
+    assert calls.count(b"2.0") == 2
+    assert calls[-1] == b"3.0"
+
+
 def test_a_call_that_is_over_has_no_effects_when_it_is_made_again() -> None:
     """It prints nothing, and calls nothing back that it did not before."""
     effects = CallEffects()
