@@ -235,7 +235,9 @@ def count_work(folder: Path, server_folder: Path) -> Figures:
     try:
         worker = live.worker_pid()
         numbers = (_FIRST_WINDOW, _NO_MORE, WINDOWS, LONG_WINDOWS, COUNT, worker)
-        environment = live.environment | counted | {"JAXD_TRACED_MAIN": "1"}
+        # arrays are kept track of, and no snapshot of them is taken while it is counted
+        own = {"JAXD_TRACED_MAIN": "1", "JAXD_SNAPSHOT_S": "3600"}
+        environment = live.environment | counted | own
         given = (json.dumps(KINDS), *map(str, numbers))
         ran = run_client(_PROGRAM, *given, environment=environment, timeout_s=_PATIENCE_S)
     finally:

@@ -37,7 +37,7 @@ COUNTED: Final[dict[str, tuple[float, ...]]] = {
     "functions of jaxd in the client": (121, 315, 447, 145, 131),
     "functions of jaxd in the worker": (91, 205, 93, 86, 86),
     "functions of libraries in the client": (11, 44, 11, 70, 24),
-    "functions of libraries in the worker": (30, 37, 30, 30, 30),
+    "functions of libraries in the worker": (30, 43, 30, 30, 30),
     "allocations of the client": (176, 660, 1312, 305, 203),
     "blocks kept of the client": (0, 80, 0, 45, 0),
     "blocks kept of the worker": (0, 0, 0, 0, 0),

@@ -38,6 +38,7 @@ _DEEPEST: Final = 6
 _MOST_ITEMS: Final = 64
 _PACKAGE: Final = "jax"
 _TRUSTED: Final = frozenset({"jax", "jaxlib", "numpy", "functools", "builtins"})
+_SHOWN: Final = frozenset({"__repr__", "__str__", "__format__"})
 _MISSING: Final = object()
 
 
@@ -114,7 +115,8 @@ class InstalledState:
 
     Args:
         is_foreign: whether functions with these globals are not of an installed module.
-        with_modules: whether what modules of jax have under their names is looked at as well.
+        with_modules: whether what modules of jax have under their names is looked at as well, and
+            what few functions use: in a process that traces for others.
     """
 
     def __init__(
@@ -205,7 +207,7 @@ class InstalledState:
         holder.found = []
         is_first = holder.last is None
         for key in holder.own.keys() - now.keys():
-            if _is_rule(holder, key, holder.own[key]) and _counts(holder, key):
+            if _is_rule(holder, key, holder.own[key]) and self._counts(holder, key):
                 self._note_change(holder, key, "")
             else:
                 del holder.own[key]
@@ -215,11 +217,27 @@ class InstalledState:
                 continue
             code = self._foreign_code(value)
             is_fine = is_first or (is_new and (before is _MISSING or self._is_of_import(value)))
-            if (code or (not is_fine and _is_rule(holder, key, before))) and _counts(holder, key):
+            if (code or (not is_fine and _is_rule(holder, key, before))) and self._counts(
+                holder, key
+            ):
                 self._note_change(holder, key, code)
             else:
                 holder.own[key] = value
         holder.last = set(now) if is_set else now
+
+    def _counts(self, holder: _Holder, key: Any) -> bool:
+        """Whether it may decide about what others compute.
+
+        Of a process that only asks for programs, rules of jax alone do: who uses another library
+        whose primitive has a rule of the user's reaches that primitive, and is refused for it.
+        """
+        if not holder.is_table:
+            return key not in _SHOWN
+        if not self._with_modules and _is_seldom_used(holder, key):
+            return False
+        if isinstance(key, type):
+            return importable_name(key) is not None and not is_local_module(key.__module__)
+        return kind_of(key) == "primitive" and name_of_jax_object(key) is not None
 
     def _note_change(self, holder: _Holder, key: Any, code: str) -> None:
         before = holder.own.get(key, _MISSING)
@@ -315,13 +333,19 @@ def _is_rule(holder: _Holder, key: Any, before: Any) -> bool:
     return callable(before) or isinstance(before, property | staticmethod | classmethod)
 
 
-def _counts(holder: _Holder, key: Any) -> bool:
-    """Whether others meet it as well: not the rules of the user's own primitives and classes."""
-    if not holder.is_table:
+def _is_seldom_used(holder: _Holder, key: Any) -> bool:
+    """Whether few functions meet it: of another library than jax, or of `jax.experimental`.
+
+    Or whether jax has nothing there, so that a server cannot trace what needs it.
+    """
+    if holder.name.startswith("jax.experimental."):
         return True
     if isinstance(key, type):
-        return importable_name(key) is not None and not is_local_module(key.__module__)
-    return kind_of(key) == "primitive" and name_of_jax_object(key) is not None
+        return key.__module__.partition(".")[0] not in _TRUSTED
+    if key.name == "stop_gradient" and holder.name.endswith(".primitive_transposes"):
+        return True
+    name = name_of_jax_object(key)
+    return name is None or name[0].partition(".")[0] != _PACKAGE
 
 
 def _traced_classes() -> Iterator[type]:

@@ -13,6 +13,7 @@ import pytest
 
 from jaxd.connection.settings import Settings
 from jaxd.dispatch import local_runs
+from jaxd.interop.jax_runtime import jax_changes
 from jaxd_protocol import errors
 
 
@@ -87,7 +88,7 @@ def test_only_functions_in_files_of_the_user_are_written_down(
     assert mine is not None
     mine.calls = mine.here = 1
     mine.reason = "why"
-    monkeypatch.setattr(local_runs.jax_changes, "were_found", True)
+    monkeypatch.setattr(jax_changes, "were_found", True)
     runs.write(None)
     assert local_runs.FormerRuns().refusal(mine, None) is None
     monkeypatch.undo()

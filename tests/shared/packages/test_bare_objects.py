@@ -174,6 +174,6 @@ def test_no_function_leaves_something_in_a_table_that_others_ask() -> None:
     )
     for change in changes:
         with pytest.raises(PackingError, match="outside of the function"):
-            change()
+            change()  # type: ignore[no-untyped-call]
     assert float not in table
     assert float not in chosen
