@@ -95,10 +95,10 @@ def _pace_by_nothing() -> None:
         def find_spec(name: str, path: Any = None, target: Any = None) -> None:
             module = sys.modules.get(_PACE)
             if hasattr(module, "Executable"):
-                sys.meta_path.remove(Finder)  # type: ignore[arg-type]
+                sys.meta_path.remove(Finder)
                 module.QUICK_S = float("inf")  # type: ignore[union-attr]
 
-    sys.meta_path.insert(0, Finder)  # type: ignore[arg-type]
+    sys.meta_path.insert(0, Finder)
 
 
 def _trace(folder: str) -> None:
