@@ -312,10 +312,10 @@ class Caller:
 _HELD_OUTPUT: Final = "_jaxd_held_output"
 
 
-def show_held_output(error: BaseException) -> None:
-    """Shows what the trace of a call has put out that has failed so, and does not run here."""
+def end_held_output(error: BaseException, *, runs_here: bool) -> None:
+    """Shows what the trace of a call has put out that has failed so; nothing where it runs here."""
     show = vars(error).pop(_HELD_OUTPUT, None)
-    if show is not None:
+    if show is not None and not runs_here:
         show()
 
 

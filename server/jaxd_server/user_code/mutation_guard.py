@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 import jax
 import numpy as np
 
-from jaxd_protocol.errors import LostUpdateError, PackingError
+from jaxd_protocol.errors import Busy, LostUpdateError, PackingError
 from jaxd_protocol.fingerprint import walk
 from jaxd_protocol.fingerprint.code.callbacks import names_in
 from jaxd_protocol.fingerprint.walk import WalkResult
@@ -315,8 +315,7 @@ def _are_same(now: list[Any], before: list[Any]) -> bool:
 # jax itself -------------------------------------------------------------------------------------
 
 
-class Disturbed(Exception):
-    """Another function has changed jax while this one was traced: its trace is not to be used."""
+_RETRY_S: Final = 0.2
 
 
 class InstalledGuard:
@@ -326,12 +325,11 @@ class InstalledGuard:
     that it imports. Under `jax.jit` that holds for the process of its caller from then on. Here it
     would hold for all clients, and programs made with it would be kept.
 
-    Attributes:
-        undone: how often something was undone.
+    What several functions that are traced at the same time have changed is blamed on none of them.
     """
 
     def __init__(self) -> None:
-        self.undone = 0
+        self._undone = self._begun = self._open = 0
         self._state = InstalledState(_is_of_client, with_modules=True)
         self._lock = threading.Lock()  # held while it is looked at, and while it is undone
 
@@ -340,20 +338,34 @@ class InstalledGuard:
         """Within it a function is traced; afterwards jax is as it was.
 
         Args:
-            captured: of what the function reaches; it is spoiled where the function changes jax, as
-                a module that did so when it was imported does not do it again.
+            captured: of what the function reaches; it is spoiled where jax was changed, as a module
+                that did so when it was imported does not do it again.
 
         Raises:
             LostUpdateError: when something was changed within.
-            Disturbed: when another thread did that.
+            Busy: when that was so, and others were traced meanwhile: one of them may have done it.
         """
         self._undo()  # what ran in between, such as the code of a module that was unpacked
-        before = self.undone
+        with self._lock:
+            self._begun += 1
+            undone, begun, others = self._undone, self._begun, self._open
+            self._open += 1
         try:
             yield
         finally:
             found = self._undo()
-            captured.is_spoiled = captured.is_spoiled or bool(found)
+            with self._lock:
+                self._open -= 1
+                was_alone = not others and self._begun == begun
+                was_changed = self._undone != undone
+            captured.is_spoiled = captured.is_spoiled or was_changed
+        if was_changed and not was_alone:
+            raise Busy(
+                "functions that were traced at the same time changed jax on the server. That was "
+                "undone, and each is traced once more. Call it again if it is not repeated by "
+                "itself.",
+                _RETRY_S,
+            )
         if found:
             raise LostUpdateError(
                 f"the function changes {found[0].where} while it is traced"
@@ -362,8 +374,6 @@ class InstalledGuard:
                 "function: then such functions run there; or define a primitive or a function of "
                 "your own."
             )
-        if self.undone != before:
-            raise Disturbed
 
     def _undo(self) -> list[Change]:
         """Makes jax what it was; what was found."""
@@ -373,7 +383,7 @@ class InstalledGuard:
                 for each in found:
                     each.undo()
                 jax.clear_caches()  # which may have traces that were made with it
-                self.undone += 1
+                self._undone += 1
         return found
 
 

@@ -18,8 +18,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxd_protocol.errors import LostUpdateError
-from jaxd_server.user_code.mutation_guard import NO_GUARD, MutationGuard
+from jaxd_protocol.errors import Busy, LostUpdateError
+from jaxd_server.user_code.mutation_guard import NO_GUARD, InstalledGuard, MutationGuard
 from tests.ids import row, stable_id
 
 setting: Any = 1
@@ -270,3 +270,27 @@ def test_what_a_module_gets_by_itself_is_no_change() -> None:
         module.inner = types.ModuleType("made_module.inner")  # type: ignore[attr-defined]
     with noticed("the global 'other'", guard):
         module.other = types.ModuleType("inner")  # type: ignore[attr-defined]
+
+
+def test_of_functions_that_are_traced_at_once_none_is_blamed() -> None:
+    """Each is traced once more; alone, the one that changes jax is found."""
+    from jax import lax
+    from jax.interpreters import ad
+
+    guard, own = InstalledGuard(), ad.primitive_jvps[lax.sin_p]
+    innocent, culprit = MutationGuard(), MutationGuard()
+    both = guard.kept(innocent), guard.kept(culprit)
+    for each in both:
+        each.__enter__()
+    ad.primitive_jvps[lax.sin_p] = ad.primitive_jvps[lax.cos_p]
+    for each in both:
+        with pytest.raises(Busy, match="at the same time"):
+            each.__exit__(None, None, None)
+        assert ad.primitive_jvps[lax.sin_p] is own
+    assert innocent.is_spoiled
+    assert culprit.is_spoiled
+    with guard.kept(MutationGuard()):
+        pass
+    with pytest.raises(LostUpdateError, match="while it is traced"), guard.kept(culprit):
+        ad.primitive_jvps[lax.sin_p] = ad.primitive_jvps[lax.cos_p]
+    assert ad.primitive_jvps[lax.sin_p] is own

@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from jaxd.api.decorator import CallOptions, bind, check_options
 from jaxd.api.function import FunctionBinding, PersistentFunction
 from jaxd.api.transforms import hide_frames
-from jaxd.dispatch.caller import Caller, CallerLookup, show_held_output
+from jaxd.dispatch.caller import Caller, CallerLookup, end_held_output
 from jaxd.dispatch.local_runs import FunctionRuns, former_runs, runs_locally
 from jaxd.interop.after_import import AfterImport
 from jaxd.interop.jax_runtime import is_staged
@@ -224,9 +224,8 @@ class HookedFunction(PersistentFunction[..., Any]):
         found = super()._local_run(caller, error, call, is_plain=is_plain)
         if call is not None and (found is not None or _may_be_untraced(error)):
             self._snapshots.forget(call.kind)
-        if found is None:
-            show_held_output(error)
-        elif self._runs is not None:
+        end_held_output(error, runs_here=found is not None)
+        if found is not None and self._runs is not None:
             self._runs.here += 1
             self._runs.reason = self._runs.reason or found.reason
         return found

@@ -9,9 +9,8 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 
@@ -19,7 +18,6 @@ from jaxd_protocol.errors import (
     ArgumentError,
     ConfigurationError,
     InternalError,
-    LostUpdateError,
     ResultError,
 )
 from jaxd_protocol.jax_objects.program_bytes import Serialized
@@ -47,16 +45,8 @@ from jaxd_server.runtime.events import Emit
 from jaxd_server.runtime.imported_packages import Dependencies
 from jaxd_server.runtime.system_memory import resident_bytes
 from jaxd_server.user_code.interrupt import run_interruptibly
-from jaxd_server.user_code.mutation_guard import (
-    NO_GUARD,
-    Disturbed,
-    MutationGuard,
-    installed_guard,
-)
+from jaxd_server.user_code.mutation_guard import NO_GUARD, MutationGuard, installed_guard
 from jaxd_server.user_code.output import CallOutput, capture_warnings, output_to
-
-_MOST_TRACES: Final = 3
-"""So often is a function traced where other functions change jax meanwhile."""
 
 
 class Compiled(NamedTuple):
@@ -196,32 +186,8 @@ class Compiler:
             Interrupted: when it was, see `run_interruptibly`.
             Exception: whatever the function raises while it is traced, and jax's own errors.
             LostUpdateError: when it changes what it reaches, a static argument, or jax itself.
+            Busy: when jax was changed, and functions were traced beside it.
             ResultError: when its result cannot travel.
-        """
-        given = function, name, options, arguments, structure, emit, captured
-        for _ in range(_MOST_TRACES):
-            with suppress(Disturbed):
-                return self._lower(*given)
-        raise LostUpdateError(
-            f"while {name} was traced, other functions changed jax on the server, each time. That "
-            "was undone. Call it again."
-        )
-
-    def _lower(
-        self,
-        function: Callable[..., Any],
-        name: str,
-        options: Options,
-        arguments: Arguments,
-        structure: Any,
-        emit: Emit,
-        captured: MutationGuard,
-    ) -> LoweredFunction:
-        """As `lower`.
-
-        Raises:
-            Disturbed: when another function has changed jax meanwhile.
-            Exception: as `lower`.
         """
         started = time.monotonic()
         emit("stage", {"stage": "trace", "function": name})
