@@ -260,7 +260,7 @@ class Recovery:
         if not effects.are_recorded:
             return ANSWERS_OBSTACLE
         function = call.spec.snapshot
-        if function.walk_fingerprint.notes:
+        if not function.is_repeatable:
             return f"{function.name} reads what may be another next time, while it is traced"
         try:
             if depth or _PACKS in sys.modules:

@@ -334,6 +334,11 @@ class FunctionSnapshot:
         self.manifest = self.manifest._replace(reads=confirmed(self, reads))
 
     @property
+    def is_repeatable(self) -> bool:
+        """Whether what it reads while it is traced is the same the next time."""
+        return not self.walk_fingerprint.notes
+
+    @property
     def walk_fingerprint(self) -> Fingerprint:
         """The fingerprint as the walk computed it."""
         return self._walk_result.fingerprint

@@ -59,8 +59,8 @@ class ExportedFunction:
     Attributes:
         key, snapshot, options, donates, statics: as those of a `FunctionSpec`.
         name, manifest, fingerprint, code, reader, admitted, forms, pinned, refused, served,
-            archives, calls_back, takes_arguments: as of a `FunctionSnapshot`; nothing of this
-            process is called back.
+            archives, calls_back, takes_arguments, is_repeatable: as of a `FunctionSnapshot`;
+            nothing of this process is called back.
     """
 
     def __init__(self, name: str, code: bytes, structure: Any, options: Options) -> None:
@@ -84,6 +84,7 @@ class ExportedFunction:
         self.served: dict[bytes, None] = {}
         self.archives = None
         self.calls_back = self.takes_arguments = False
+        self.is_repeatable = True
 
     def admit(self, skeleton: bytes) -> None:
         """It was traced here: what was changed in jax is in the program."""

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.jax_objects.names import attribute, is_of_jax, kind_of, name_of_jax_object
 from jaxd_protocol.packages.importable import importable_name
-from jaxd_protocol.packages.installed import content_of, is_local_module
+from jaxd_protocol.packages.installed import OWN_PACKAGES, content_of, is_local_module
 
 _PRIMITIVE: Final = ("jax._src.core", "Primitive")
 _BASES: Final = (
@@ -207,7 +207,9 @@ class InstalledState:
         holder.found = []
         is_first = holder.last is None
         for key in holder.own.keys() - now.keys():
-            if _is_rule(holder, key, holder.own[key]) and self._counts(holder, key):
+            before = holder.own[key]
+            is_lost = _is_rule(holder, key, before) and not _is_of_jaxd(before)
+            if is_lost and self._counts(holder, key):
                 self._note_change(holder, key, "")
             else:
                 del holder.own[key]
@@ -216,10 +218,14 @@ class InstalledState:
             if before is value:
                 continue
             code = self._foreign_code(value)
-            is_fine = is_first or (is_new and (before is _MISSING or self._is_of_import(value)))
-            if (code or (not is_fine and _is_rule(holder, key, before))) and self._counts(
-                holder, key
-            ):
+            is_fine = (
+                is_first
+                or (is_new and (before is _MISSING or self._is_of_import(value)))
+                or _is_of_jaxd(value)
+                or _is_of_jaxd(before)
+                or not _is_rule(holder, key, before)
+            )
+            if (code or not is_fine) and self._counts(holder, key):
                 self._note_change(holder, key, code)
             else:
                 holder.own[key] = value
@@ -321,6 +327,13 @@ def _has_rules(table: Any) -> bool:
     if not isinstance(first, type):
         return kind_of(first) == "primitive"
     return isinstance(table, dict) and callable(table[first])
+
+
+def _is_of_jaxd(value: Any) -> bool:
+    """Whether jaxd itself has put it there, as around callbacks, the cache on disk and profiles."""
+    of = value.func if type(value) is functools.partial else value
+    module = getattr(of, "__module__", None)
+    return isinstance(module, str) and module.partition(".")[0] in OWN_PACKAGES
 
 
 def _is_rule(holder: _Holder, key: Any, before: Any) -> bool:

@@ -26,7 +26,11 @@ PAGE: Final = (Path(__file__).parents[3] / "docs" / "settings.md").read_text(enc
 
 TABLES: Final = (frozenset(CONFIG_DEFAULTS), LOCAL, frozenset(REFUSED), CLIENTS, SERVERS)
 
-REFUSED_CONTEXTS: Final = {"pallas_tpu_interpret_mode_context_manager", "layout_tracing_mode"}
+REFUSED_CONTEXTS: Final = {
+    "pallas_tpu_interpret_mode_context_manager",
+    "pallas_fuser_disable_nested_fuse",  # of a module of pallas that not every process has
+    "layout_tracing_mode",
+}
 """Those that are refused where they are set."""
 
 WITH_ANOTHER_NAME: Final = {"AbstractMesh", "Mesh"}
