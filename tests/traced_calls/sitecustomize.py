@@ -95,7 +95,6 @@ def _pace_by_nothing() -> None:
         def find_spec(name: str, path: Any = None, target: Any = None) -> None:
             module = sys.modules.get(_PACE)
             if hasattr(module, "Executable"):
-                sys.meta_path.remove(Finder)
                 module.QUICK_S = float("inf")  # type: ignore[union-attr]
 
     sys.meta_path.insert(0, Finder)
