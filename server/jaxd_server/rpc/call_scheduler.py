@@ -126,7 +126,7 @@ class CallScheduler:
             call.is_first = bool(flags & FIRST)
             call.call_back = partial(client.call_back, seq)
             # the word of a client alone would have a call admitted where others wait
-            call.inside = bool(flags & FROM_CALLBACK and (client.called_back or session.asking))
+            call.inside = bool(flags & FROM_CALLBACK and self._may_call_back())
             call.lost = 2 if flags & LOST_AGAIN else flags & LOST_ONCE and 1
             call.session, call.timed_from = session, 0.0 if flags & TIMED else -1.0
             call.referenced_data = self._session_state.referenced_data
@@ -143,6 +143,17 @@ class CallScheduler:
             self._share.end_call(nbytes)
             raise
         return None
+
+    def _may_call_back(self) -> bool:
+        """Whether a call of the client calls back now, or did when its last worker ended.
+
+        Such a call is repeated, and its client may be quicker than it to ask what the callback
+        asks, which would wait behind it.
+        """
+        session = self._session
+        if self._client.called_back or session.asking:
+            return True
+        return any(call.lost for call in list(session.ordered_calls.values()))
 
     def _planned(
         self, key: bytes, skeleton: bytes, flags: int
