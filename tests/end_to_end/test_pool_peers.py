@@ -113,6 +113,7 @@ def on(client: Client, name: str, value: float, nbytes: int) -> Any:
     return client.persistent_call(lambda: jnp.full(nbytes // 4, value)).on(member=name).remote()
 
 
+@pytest.mark.usefixtures("arrays_die_with_workers")  # each call would say what is kept of it
 def test_the_smaller_of_values_on_two_members_goes_from_one_to_the_other(
     pool: PoolOfServers,
 ) -> None:
