@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from jaxd.api.launch.summary import described
 from tests.corpus import report
@@ -77,9 +77,7 @@ def _run(corpus: Corpus, row: Row, options: argparse.Namespace) -> dict[str, Any
             return run_suite(corpus, row, again=options.again)
         if options.verify:
             return verify_program(corpus, row, again=options.again)
-        if options.run:
-            return run_by_command(corpus, row, again=options.again)
-        return run_program(corpus, row, again=options.again)
+        return run_program(corpus, row, again=options.again, by_command=options.run)
     except MissingError as error:
         found = {"verdict": "skipped", "error": str(error)}
         kind = "suite" if isinstance(row, Suite) else "program"
@@ -117,52 +115,53 @@ class _Kept:
         self._file.write_text(json.dumps({**about, "runs": runs, "summary": found}))
 
 
-def run_program(corpus: Corpus, program: Program, *, again: bool) -> dict[str, Any]:
+class _Way(NamedTuple):
+    """How a program is run under jaxd, beside its runs in plain jax.
+
+    Attributes:
+        kind: names what is kept of it.
+        mode: of the runs in plain jax, see `Runner.in_plain_jax`.
+        last: the last of its runs under jaxd.
+        serve: makes those.
+        summary: what is reported of all.
+    """
+
+    kind: str
+    mode: str
+    last: str
+    serve: Callable[[Runner], dict[str, dict[str, Any]]]
+    summary: Callable[[dict[str, Any]], dict[str, Any]]
+
+
+_HOOKED: Final = _Way("program", "plain", "verified", Runner.on_a_server, summary)
+_BY_COMMAND: Final = _Way("run", "", "warm", Runner.by_jaxd_run, run_summary)
+
+
+def run_program(
+    corpus: Corpus, program: Program, *, again: bool, by_command: bool = False
+) -> dict[str, Any]:
     """What there is to report of a program; runs what has not been run yet.
 
     Args:
         corpus: where results are kept.
         program: the program.
         again: whether it is run under jaxd again; runs in plain jax are never repeated.
+        by_command: whether `jaxd run` runs it, beside `python`; else its `jax.jit` is hooked.
 
     Raises:
         MissingError: when something is not there that it needs.
     """
-    kept = _Kept(corpus, program, "program")
+    way = _BY_COMMAND if by_command else _HOOKED
+    kept = _Kept(corpus, program, way.kind)
     runner = Runner(corpus, program)
     runs = kept.runs
     if "plain" not in runs:
-        runs |= runner.in_plain_jax()
+        runs |= runner.in_plain_jax(way.mode)
         kept.save(runs, {})
     ran = runs["plain"]["status"] == 0 and runs["plain_again"]["status"] == 0
-    if ran and (again or "verified" not in runs):
-        runs |= runner.on_a_server()
-    found = summary(runs)
-    kept.save(runs, found)
-    return found
-
-
-def run_by_command(corpus: Corpus, program: Program, *, again: bool) -> dict[str, Any]:
-    """What becomes of a program by `jaxd run`, beside `python`; runs what has not been run yet.
-
-    Args:
-        corpus: where results are kept.
-        program: the program.
-        again: whether it is run by `jaxd run` again; runs in plain jax are never repeated.
-
-    Raises:
-        MissingError: when something is not there that it needs.
-    """
-    kept = _Kept(corpus, program, "run")
-    runner = Runner(corpus, program)
-    runs = kept.runs
-    if "plain" not in runs:
-        runs |= runner.in_plain_jax(mode="")
-        kept.save(runs, {})
-    ran = runs["plain"]["status"] == 0 and runs["plain_again"]["status"] == 0
-    if ran and (again or "warm" not in runs):
-        runs |= runner.by_jaxd_run()
-    found = run_summary(runs)
+    if ran and (again or way.last not in runs):
+        runs |= way.serve(runner)
+    found = way.summary(runs)
     kept.save(runs, found)
     return found
 

@@ -416,4 +416,3 @@ def _is_local(content: dict[str, Any]) -> bool:
 
 jax_changes: Final = JaxChanges()
 """Those of this process."""
-check_unchanged: Final = jax_changes.check

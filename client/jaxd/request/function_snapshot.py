@@ -15,7 +15,7 @@ from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from jaxd.interop.jax_runtime import check_unchanged
+from jaxd.interop.jax_runtime import jax_changes
 from jaxd.results.local_objects import LocalObjects
 from jaxd.results.reader import ResultReader
 from jaxd_protocol.base.bounded import BoundedDict
@@ -285,7 +285,7 @@ class FunctionSnapshot:
             PackingError: when code of the user's stands in jax itself, see `JaxChanges`.
         """
         try:
-            check_unchanged()
+            jax_changes.check()
         except PackingError as error:
             set_origin(error, FailureOrigin("packing"))
             raise
