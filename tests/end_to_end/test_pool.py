@@ -452,6 +452,20 @@ def test_values_of_a_dead_member_are_lost_and_calls_go_on(pool: PoolHere) -> Non
     assert [float(each) for each in double_.map(range(50))] == [2.0 * each for each in range(50)]
 
 
+@pytest.mark.usefixtures("arrays_die_with_workers")
+def test_lost_values_are_named_by_the_member_that_had_them(pool: PoolHere) -> None:
+    """Though the one that is tried next is gone as well, and the director knows of neither."""
+    double_ = pool.client.persistent_call(double)
+    first = ranked(key_of(double_), sorted(pool.members))[0]
+    x = on(pool, first)
+    next_one = min(pool.members.keys() - {first})
+    pool.kill(first)
+    pool.kill(next_one)
+    with pytest.raises(ValuesDied, match=f"arrays on {first}, a member of the pool, died with it"):
+        double_(x)
+    assert double_(1.0) == 2.0
+
+
 @pytest.mark.slow
 def test_a_member_that_stops_refuses_a_call_which_another_one_makes(pool: PoolHere) -> None:
     """Before the director knows of it."""

@@ -220,7 +220,8 @@ class MemberSession(Session):
         store = self.store
         if store is not None:
             use_copies(store)
-            if not store.may_restore():
+            # who had them is said once, though the members that are tried next are gone as well
+            if store.loss_error is None and not store.may_restore():
                 store.invalidate(died_with_member_error(left.name))
         other = self._pool.another(tried, deadline)
         with self._moving:
