@@ -16,13 +16,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from jaxd import errors
-from jaxd.api.decorator import CallOptions, persistent_call
-from jaxd.api.function import PersistentFunction
-from jaxd.connection.settings import Settings
-from jaxd.interop.jax_runtime import PRNGKeys
 from jaxd_protocol import __version__
 from jaxd_protocol.errors import FallbackWarning
-from jaxd_protocol.network.addresses import Address
 
 if TYPE_CHECKING:
     from jaxd.api.batching import BatchedFunction, vmap_auto
@@ -44,13 +39,18 @@ if TYPE_CHECKING:
         statistics,
         wait,
     )
+    from jaxd.api.decorator import CallOptions, persistent_call
+    from jaxd.api.function import PersistentFunction
     from jaxd.api.launch.process import install
     from jaxd.api.watcher import Watch, watch
+    from jaxd.connection.settings import Settings
     from jaxd.dispatch.server_reports import Device, Statistics
+    from jaxd.interop.jax_runtime import PRNGKeys
     from jaxd.interop.lazy_array import LazyArray
     from jaxd.interop.remote_array import RemoteArray
     from jaxd.remote_values.recovery import Kept
     from jaxd.tracing.derived_call import last_error
+    from jaxd_protocol.network.addresses import Address
     from jaxd_protocol.pytree.padding import Bucket
 
 __all__ = [
@@ -99,12 +99,17 @@ _LAZY_EXPORTS: Final = {
     **dict.fromkeys(("Client", "connect", "devices", "empty", "forget", "get"), "jaxd.api.client"),
     **dict.fromkeys(("named", "pickle_by_handle", "put", "shared_copy"), "jaxd.api.client"),
     **dict.fromkeys(("kept", "restore", "save", "statistics", "wait"), "jaxd.api.client"),
+    **dict.fromkeys(("CallOptions", "persistent_call"), "jaxd.api.decorator"),
+    "Address": "jaxd_protocol.network.addresses",
     "Bucket": "jaxd_protocol.pytree.padding",
     "Device": "jaxd.dispatch.server_reports",
     "Kept": "jaxd.remote_values.recovery",
     "LazyArray": "jaxd.interop.lazy_array",
+    "PRNGKeys": "jaxd.interop.jax_runtime",
+    "PersistentFunction": "jaxd.api.function",
     "RemoteArray": "jaxd.interop.remote_array",
     "Saving": "jaxd.api.checkpoints",
+    "Settings": "jaxd.connection.settings",
     "Statistics": "jaxd.dispatch.server_reports",
     "Watch": "jaxd.api.watcher",
     "install": "jaxd.api.launch.process",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from jaxd import Client
-from jaxd.api.launch.process import variables
+from jaxd.api.launch import variables
 from jaxd.connection.control_client import stop_and_wait
 from jaxd_protocol.network.local_server import LocalServerFiles
 from tests.another_server import own_server_needed

@@ -6,35 +6,22 @@ import argparse
 import os
 import socket
 import sys
-from collections.abc import Sequence
-from typing import NamedTuple, NoReturn, Protocol
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
-from jaxd.cli import pool
-from jaxd.cli.commands import (
-    completion,
-    dashboard,
-    demo,
-    doctor,
-    functions,
-    lifecycle,
-    logs,
-    report,
-    run,
-    status,
-    token,
-    trace,
-    warm,
-    why,
-)
 from jaxd.cli.query import add_command, add_json_option, print_report
 from jaxd.connection.discovery import require_server_extra
 from jaxd_protocol import __version__
 from jaxd_protocol.base.terminal import Parser, print_message
 from jaxd_protocol.errors import JaxdError, NoServer
 
+if TYPE_CHECKING:
+    from jaxd.cli.commands.completion import Fill
+
 
 class Command(Protocol):
-    """A command: a module of `jaxd.cli.commands`, or an object in one."""
+    """A command: a module of `jaxd.cli`, or an object in one."""
 
     SUMMARY: str
     EXAMPLE: str
@@ -44,6 +31,26 @@ class Command(Protocol):
 
     def run(self, arguments: argparse.Namespace, /) -> int:
         """Does it; the exit code."""
+
+
+class Deferred(NamedTuple):
+    """A command whose module is imported when it is asked for, or its help.
+
+    Attributes:
+        module: in `jaxd.cli`.
+        made_by: what in it makes the command; empty: the module is one.
+        given: what that takes.
+    """
+
+    module: str
+    made_by: str = ""
+    given: tuple[Any, ...] = ()
+
+    def load(self) -> Command:
+        """The command."""
+        module: Any = import_module(f"jaxd.cli.{self.module}")
+        command: Command = getattr(module, self.made_by)(*self.given) if self.made_by else module
+        return command
 
 
 class Forwarded(NamedTuple):
@@ -97,44 +104,54 @@ class Version:
 
 _VERSIONED = ("jax", "jaxlib", "numpy", "rpyc", "cloudpickle")
 
-_GROUPS: dict[str, dict[str, Command | Forwarded]] = {
-    "run programs": {"run": run, "env": run.Env(), "demo": demo},
-    "look": {
-        "status": status,
-        "top": status.Top(),
-        "dashboard": dashboard,
-        "functions": functions,
-        "why": why,
-        "report": report,
-        "trace": trace,
-        "profile": trace.Profile(),
-        "logs": logs,
-        "values": functions.Values(),
-        "devices": functions.Devices(),
-        "doctor": doctor,
+_GROUPS: dict[str, dict[str, Command | Deferred | Forwarded]] = {
+    "run programs": {
+        "run": Deferred("commands.run"),
+        "env": Deferred("commands.run", "Env"),
+        "demo": Deferred("commands.demo"),
     },
-    "build ahead, compare": {"warm": warm, "verify": run.Verify()},
+    "look": {
+        "status": Deferred("commands.status"),
+        "top": Deferred("commands.status", "Top"),
+        "dashboard": Deferred("commands.dashboard"),
+        "functions": Deferred("commands.functions"),
+        "why": Deferred("commands.why"),
+        "report": Deferred("commands.report"),
+        "trace": Deferred("commands.trace"),
+        "profile": Deferred("commands.trace", "Profile"),
+        "logs": Deferred("commands.logs"),
+        "values": Deferred("commands.functions", "Values"),
+        "devices": Deferred("commands.functions", "Devices"),
+        "doctor": Deferred("commands.doctor"),
+    },
+    "build ahead, compare": {
+        "warm": Deferred("commands.warm"),
+        "verify": Deferred("commands.run", "Verify"),
+    },
     "server": {
-        "start": lifecycle.Start(),
-        "stop": lifecycle.Stop(),
-        "restart": lifecycle.Restart(),
+        "start": Deferred("commands.lifecycle", "Start"),
+        "stop": Deferred("commands.lifecycle", "Stop"),
+        "restart": Deferred("commands.lifecycle", "Restart"),
         "serve": Forwarded("run a server in the foreground", "jaxd_server"),
-        "relay": lifecycle.Relay(),
-        "pool": pool,
+        "relay": Deferred("commands.lifecycle", "Relay"),
+        "pool": Deferred("pool"),
     },
     "cache and access": {
         "cache": Forwarded("list, check or remove what is kept on disk", "jaxd_server.cache"),
-        "token": token,
+        "token": Deferred("commands.token"),
     },
     "this command": {
         "help": Help(),
         "version": Version(),
-        "completion": completion.Completion(lambda fill: _parser(fill)),  # noqa: PLW0108  is below
+        "completion": Deferred(
+            *("commands.completion", "Completion"),
+            (lambda fill: _parser(fill),),  # noqa: PLW0108  is below
+        ),
     },
 }
 """The commands as `jaxd --help` lists them."""
 
-_COMMANDS: dict[str, Command | Forwarded] = {
+_COMMANDS: dict[str, Command | Deferred | Forwarded] = {
     name: command for group in _GROUPS.values() for name, command in group.items()
 }
 
@@ -202,7 +219,8 @@ def run_words(words: Sequence[str]) -> int:
     if isinstance(command := _COMMANDS.get(words[0]), Forwarded):
         _become(command, words)
     words, program = _split_program(words)
-    arguments = _parser().parse_args(words)
+    names = words[:1] if words[0] in _COMMANDS else [*_COMMANDS]
+    arguments = _parser(names=names).parse_args(words)
     arguments.program = program
     code: int = arguments.run(arguments)
     return code
@@ -224,6 +242,8 @@ def _become(command: Forwarded, words: Sequence[str]) -> NoReturn:
 def _split_program(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     """The command's own words, and those behind `--`: argparse would drop a `--` among these."""
     if words[:1] == ["run"]:
+        from jaxd.cli.commands import run
+
         own, program = run.split(words[1:])
         return ["run", *own], program
     if words[:1] not in _WITH_PROGRAM or "--" not in words:
@@ -244,18 +264,26 @@ def _help_text() -> str:
         for name, command in commands.items():
             head = f"  {name:<10}  "
             filled = textwrap.fill(
-                command.SUMMARY, max(width, 32), initial_indent=head, subsequent_indent=" " * 14
+                _loaded(command).SUMMARY,
+                max(width, 32),
+                initial_indent=head,
+                subsequent_indent=" " * 14,
             )
             lines.append(filled)
     return "\n".join([*lines, "", _EXAMPLES.rstrip()])
 
 
-def _parser(fill: completion.Fill = lambda *_: None) -> Parser:
-    """The parser of all commands; `fill` adds the options of those that are forwarded."""
+def _loaded(command: Command | Deferred | Forwarded) -> Command | Forwarded:
+    return command.load() if isinstance(command, Deferred) else command
+
+
+def _parser(fill: Fill = lambda *_: None, names: Iterable[str] = _COMMANDS) -> Parser:
+    """The parser of some commands; `fill` adds the options of those that are forwarded."""
     parser = Parser(prog="jaxd", description=_DESCRIPTION, allow_abbrev=False)
     parser.add_argument("-V", "--version", action="store_true", help="as the command version")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
-    for name, command in _COMMANDS.items():
+    for name in names:
+        command = _loaded(_COMMANDS[name])
         if isinstance(command, Forwarded):
             own = commands.add_parser(name, help=command.SUMMARY, add_help=False)
             fill(own, command.module)

@@ -8,17 +8,17 @@ import json
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from jaxd.api.client import Client
-from jaxd.api.why import running_server
 from jaxd.connection.control_client import send_request
 from jaxd.connection.discovery import has_server_extra
 from jaxd.connection.settings import Settings
-from jaxd.dispatch.caller import Caller
 from jaxd_protocol.errors import ConfigurationError, NoServer
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import LocalServerFiles, control_path
+
+if TYPE_CHECKING:
+    from jaxd.api.client import Client
 
 _NO_SERVER_HERE: Final = (
     "This environment has no jax, so it cannot run one. Either run: pip install 'jaxd[server]', or "
@@ -159,6 +159,10 @@ def client_of(server: str | None, *, starts: bool = False) -> Client:
         NoServer: when none runs, and none is to be started.
         ConfigurationError: when it is a pool.
     """
+    from jaxd.api.client import Client  # many commands make no calls
+    from jaxd.api.why import running_server
+    from jaxd.dispatch.caller import Caller
+
     caller = Caller(one_server(Settings.resolve(server=server)))
     return Client(caller if starts else running_server(caller))
 

@@ -250,6 +250,30 @@ for words in ([], ["version"], ["help", "status"], ["statsu"], ["status"], ["com
     assert done.returncode == 0, done.stderr
 
 
+def test_to_start_a_program_no_client_is_imported(tmp_path: Path) -> None:
+    """`jaxd run` adds that time to each run of a program; nor is any other command imported."""
+    (tmp_path / "program.py").touch()
+    program = """
+import os, sys
+from jaxd.cli.__main__ import main
+os.execve = lambda *_: print(*sorted(name for name in sys.modules if "jaxd" in name))
+main(["run", "program.py"])
+"""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+    )
+    imported = done.stdout.split()
+    assert "jaxd.cli.commands.run" in imported, done.stderr
+    assert not {"jaxd.api.function", "jaxd.dispatch", "jaxd.api.launch.process"} & {*imported}
+    assert [name for name in imported if name.startswith("jaxd.cli.commands.")] == [
+        "jaxd.cli.commands.run"
+    ]
+
+
 @pytest.mark.parametrize("words", [[], ["serve", "--help-all"]], ids=" ".join)
 def test_a_reader_may_go_early(words: list[str]) -> None:
     """`jaxd … | head -1`: no traceback."""

@@ -6,11 +6,11 @@ import atexit
 import os
 import sys
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
-from typing import Any, Final, Literal
+from typing import Any, Final
 
+from jaxd.api.launch import ENABLED, RUN
 from jaxd.api.launch.jit_hook import JitHook, plain
 from jaxd.api.launch.summary import Summary, leave, left_for
 from jaxd.connection.settings import Settings
@@ -24,37 +24,6 @@ from jaxd_protocol.base.process import reset_after_fork
 from jaxd_protocol.errors import ConfigurationError, FallbackWarning
 from jaxd_protocol.network.local_server import cache_root, make_private_directory
 from jaxd_protocol.packages.installed import collect_warnings
-
-ENABLED: Final = "JAXD"
-_RUN: Final = "JAXD_RUN"
-_SITE: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "site")
-
-Says = Literal["line", "report", "nothing"]
-"""What the main process prints at its end: a line on a terminal, all, or nothing."""
-
-
-def variables(
-    environment: Mapping[str, str], server: str | None = None, says: Says = "nothing"
-) -> dict[str, str]:
-    """The variables with which `python` runs a program hooked, and all that it starts.
-
-    Args:
-        environment: the present one.
-        server: where calls go; None: where they would go anyway.
-        says: what a process with the number of this one prints at its end.
-    """
-    others = paths_without_hook(environment.get("PYTHONPATH", ""))
-    found = {ENABLED: "1", "PYTHONPATH": os.pathsep.join([_SITE, *others])}
-    if server is not None:
-        found["JAXD_SERVER"] = server
-    if says != "nothing":
-        found[_RUN] = f"{os.getpid()}:{says}"
-    return found
-
-
-def paths_without_hook(python_path: str) -> list[str]:
-    """The folders in a `PYTHONPATH`, without that of the hook."""
-    return [each for each in python_path.split(os.pathsep) if each and each != _SITE]
 
 
 def install() -> None:
@@ -143,7 +112,7 @@ class HookedProcess:
 
 def _main_process() -> tuple[int, str]:
     """The number of the process that sums up, and what it says; 0 where nobody wants it."""
-    number, _, says = os.environ.get(_RUN, "").partition(":")
+    number, _, says = os.environ.get(RUN, "").partition(":")
     return (int(number), says) if number.isdecimal() else (0, "nothing")
 
 

@@ -64,7 +64,8 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
         if options.jaxd_server or options.jaxd_verify:
             raise pytest.UsageError("--jaxd-server and --jaxd-verify need --jaxd. Add it.")
         return
-    from jaxd.api.launch.process import begin, variables
+    from jaxd.api.launch import variables
+    from jaxd.api.launch.process import begin
 
     # for this process, the workers of xdist and what tests start
     os.environ.update(variables(os.environ, options.jaxd_server))

@@ -13,10 +13,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Final, NoReturn
 
-from jaxd.api.client import connect
-from jaxd.api.launch.process import ENABLED, Says, paths_without_hook, variables
-from jaxd.api.launch.summary import VerificationReport, described
-from jaxd.cli.child_program import checked_program, run_program
+from jaxd.api.launch import ENABLED, Says, paths_without_hook, variables
 from jaxd.cli.query import add_query_options, add_server_option, print_json
 from jaxd.connection.settings import Settings
 from jaxd_protocol.base.terminal import print_message
@@ -89,6 +86,8 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
     settings = Settings.resolve(server=arguments.server)
     if settings.server is not None and not settings.inline:
+        from jaxd.api.client import connect  # else the program is begun at once
+
         with connect(settings.server) as client:  # here its errors are not the program's
             client.caller.session.current()
     return _become(words, arguments.server, "report" if arguments.report else "line")
@@ -184,6 +183,9 @@ class Verify:
             ConfigurationError: when there is no program, or it cannot be started.
             NoServer: when `JAXD_INLINE=1` rules a server out.
         """
+        from jaxd.api.launch.summary import VerificationReport, described
+        from jaxd.cli.child_program import checked_program, run_program
+
         program = checked_program(arguments, Verify.EXAMPLE, "compared")
         report = VerificationReport()
         code = run_program(program, arguments.server, Verify.EXAMPLE, **report.variables)
