@@ -15,7 +15,7 @@ import functools
 import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from types import CellType, FunctionType, MethodType
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType
 from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.jax_objects.names import attribute, is_of_jax, kind_of, name_of_jax_object
@@ -38,6 +38,9 @@ _DEEPEST: Final = 6
 _MOST_ITEMS: Final = 64
 _PACKAGE: Final = "jax"
 _TRUSTED: Final = frozenset({"jax", "jaxlib", "numpy", "functools", "builtins"})
+_WITHOUT_PARTS: Final = frozenset(
+    {bool, int, float, str, bytes, type(None), type, BuiltinFunctionType}
+)
 _SHOWN: Final = frozenset({"__repr__", "__str__", "__format__"})
 _MISSING: Final = object()
 
@@ -128,6 +131,7 @@ class InstalledState:
         self._seen: set[str] = set()
         self._new: frozenset[str] = frozenset()  # modules that were loaded since the last look
         self._count = 0
+        self._installed: dict[int, dict[str, Any]] = {}  # globals of modules, by their ids
 
     def changes(self) -> list[Change]:
         """What there is that does not belong there; nothing where jax is not loaded."""
@@ -254,10 +258,13 @@ class InstalledState:
     def _foreign_code(self, value: Any, depth: int = 0) -> str:
         """The function in a rule, or in its parts, that is not of an installed module; or none."""
         kind = type(value)
+        if kind in _WITHOUT_PARTS:
+            return ""
         if kind is FunctionType:
-            top = str(value.__globals__.get("__name__")).partition(".")[0]
-            if top not in _TRUSTED and self._is_foreign(value.__globals__):
+            if not self._is_installed(value.__globals__):
                 return str(value.__qualname__)
+            if value.__closure__ is None and not value.__dict__:
+                return ""
         parts = _PARTS.get(kind)
         if parts is None:
             parts = _PARTS[kind] = _parts_of(kind)
@@ -266,6 +273,16 @@ class InstalledState:
             if found:
                 return found
         return ""
+
+    def _is_installed(self, content: dict[str, Any]) -> bool:
+        """Whether functions with these globals are of an installed module."""
+        if id(content) in self._installed:
+            return True
+        top = str(content.get("__name__")).partition(".")[0]
+        if top not in _TRUSTED and self._is_foreign(content):
+            return False
+        self._installed[id(content)] = content
+        return True
 
     def _is_of_import(self, value: Any, depth: int = 0) -> bool:
         """Whether a rule has some code of a module that was loaded since the last look."""
