@@ -928,20 +928,45 @@ def test_large_arguments_are_kept_where_they_travelled(
 
 
 @pytest.mark.slow
-def test_a_loop_with_arguments_of_a_megabyte_holds_no_block_for_each(
-    start_live: Callable[..., LiveServer],
+def test_arguments_of_a_megabyte_fill_one_block_after_the_other(
+    start_live: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each keeps two files open here and one on the server, and there are only so many."""
-    x = np.ones(1 << 18, np.float32)
-    with connect(start_live().unix) as client:
+    """None of them is copied twice, and none has a block, with its open files, of its own."""
+    copies = list[int]()
+    count_copies(monkeypatch, copies)
+    server, x = start_live(), np.zeros(1 << 18, np.float32)
+    with connect(server.unix) as client:
         add = client.persistent_call(lambda state, x: state + x.sum(), donate_argnums=0)
         state, files = client.put(np.zeros(4, np.float32)), list[int]()
-        for _ in range(4 * STEPS):
+        for number in range(4 * STEPS):
+            x[0] = number
             state = add(state, x)
             files.append(len(os.listdir("/proc/self/fd")))
-        assert client.kept().call_bytes > 4 * STEPS * x.nbytes
-        assert files[-1] < files[0] + 4 * STEPS  # some are in flight
-        assert float(state[0]) == 4 * STEPS * x.size
+        assert client.kept().call_bytes > (4 * STEPS - 2) * x.nbytes
+        assert files[-1] < files[0] + 2 * STEPS  # some are in flight
+        assert not [size for size in copies if size == x.nbytes]
+        kill(server)
+        assert float(state[0]) == sum(range(4 * STEPS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("length", [1 << 18, 1 << 24])
+def test_an_argument_that_does_not_change_is_kept_once(
+    start_live: Callable[..., LiveServer], length: int
+) -> None:
+    """However often it is passed; each change of it counts, also of its last number alone."""
+    server, x = start_live(), np.ones(length, np.float32)
+    with connect(server.unix) as client:
+        add = client.persistent_call(lambda state, x: state + x[-1], donate_argnums=0)
+        state, expected = client.put(np.zeros(4, np.float32)), 0
+        for change in range(3):
+            x[-1] = change
+            for _ in range(STEPS):
+                state = add(state, x)
+                expected += change
+        assert client.kept().call_bytes < 5 * x.nbytes
+        kill(server)
+        assert float(state[0]) == expected
 
 
 @pytest.mark.slow

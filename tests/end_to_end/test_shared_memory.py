@@ -257,9 +257,9 @@ def test_arrays_of_empty_are_not_copied(client: Client, monkeypatch: pytest.Monk
     copies: list[Any] = []
     copy_in = BlockPool.copy_in
 
-    def noted(pool: BlockPool, buffers: Any) -> Any:
+    def noted(pool: BlockPool, buffers: Any, **how: Any) -> Any:
         copies.extend(buffers)
-        return copy_in(pool, buffers)
+        return copy_in(pool, buffers, **how)
 
     monkeypatch.setattr(BlockPool, "copy_in", noted)
     np.testing.assert_array_equal(add(x, x), 2 * np.asarray(x))

@@ -689,8 +689,14 @@ class CallPipeline:
         call = flight.call
         # The connection of a callback may be of the session before this one.
         deduplicator = None if flight.is_nested else self._deduplicator
+        is_new = flight.lineage is None and flight.attempts <= 1 and not flight.is_sent
+        recovery = self._recovery if is_new else None
         transfer = self._transfer_router.prepare(
-            call, connection, deduplicator, copied=flight.copies_data
+            call,
+            connection,
+            deduplicator,
+            copied=flight.copies_data,
+            lasting=recovery is not None,
         )
         if flight.copies_data:
             transfer = transfer._replace(
@@ -698,9 +704,8 @@ class CallPipeline:
             )
             if transfer.places:  # else its data is never loaded again
                 call = call._replace(buffers=transfer.copies_of(call))
-        is_new = flight.lineage is None and flight.attempts <= 1 and not flight.is_sent
-        if self._recovery is not None and is_new:  # its arrays are as they were
-            flight.lineage = self._recovery().of_call(
+        if recovery is not None:  # its arrays are as they were
+            flight.lineage = recovery().of_call(
                 flight.call, flight.effects(), transfer, copied=flight.copies_data
             )
         flight.session = connection.session

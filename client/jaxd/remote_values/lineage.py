@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+from jaxd_protocol.base.buffers import address_of
 from jaxd_protocol.errors import ValuesDied, ValuesLost
 from jaxd_protocol.messages.data_locations import (
     BLOCK,
@@ -521,8 +522,6 @@ def stable_buffers(
 def _stable(
     data: memoryview, in_block: Callable[[int], memoryview] | None, *, is_fixed: bool
 ) -> memoryview:
-    from jaxd.transfer.routing import address_of
-
     copy = None if in_block is None else in_block(len(data))
     if copy is not None and address_of(copy) != address_of(data):
         return copy

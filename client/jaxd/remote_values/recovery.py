@@ -221,6 +221,7 @@ class Recovery:
             self.snapshots.make_due()
             return NoLineage(number, obstacle)
         nbytes = sum(map(len, call.buffers)) + len(call.blob)
+        nbytes -= 0 if transfer is None else transfer.shared_bytes
         if not self._kept.take(nbytes):
             return NoLineage(number, _TOO_MUCH)
         rows: Any = sources  # which is what a message needs of them

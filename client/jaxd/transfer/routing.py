@@ -6,12 +6,12 @@ they are jax arrays that the server was sent before: these cannot have changed.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+from jaxd_protocol.base.buffers import address_of
 from jaxd_protocol.errors import ConnectionLost, JaxdError
 from jaxd_protocol.messages.calls import OK
 from jaxd_protocol.messages.data_locations import (
@@ -68,12 +68,14 @@ class CallTransfer(NamedTuple):
         buffers: the data that is.
         places: blocks with data of the call, each held once.
         dedup_plan: what of it the server has already.
+        shared_bytes: what of it lies where an earlier call has it.
     """
 
     data_locations: Sequence[DataLocation]
     buffers: Sequence[memoryview]
     places: Sequence[BlockOffset] = ()
     dedup_plan: DedupPlan | None = None
+    shared_bytes: int = 0
 
     def in_blocks(self) -> dict[int, memoryview]:
         """The data of the leaves that lie in blocks, each with the rest of its block."""
@@ -150,6 +152,7 @@ class TransferRouter:
         deduplicator: Callable[[], Deduplicator] | None = None,
         *,
         copied: bool = False,
+        lasting: bool = False,
         deadline: float | None = None,
     ) -> CallTransfer:
         """Prepares the transfer of a call's data, and announces its blocks to the peer.
@@ -159,6 +162,7 @@ class TransferRouter:
             connection: over which it is sent.
             deduplicator: gives that of the session; None: no deduplication.
             copied: whether the caller may change its arrays before the reply has arrived.
+            lasting: whether the data is kept beyond that.
             deadline: `time.monotonic()` at which the caller stops waiting.
 
         Raises:
@@ -175,7 +179,9 @@ class TransferRouter:
         plan = deduplicator().plan(call, ask) if deduplicator else None
         try:
             rows = list(plan.data_locations) if plan else []
-            places = self._load_blocks(call, connection, rows, copied=copied)
+            places, shared_bytes = self._load_blocks(
+                call, connection, rows, copied=copied, lasting=lasting
+            )
         except BaseException:
             if plan:
                 plan.complete(ready=False)
@@ -184,12 +190,23 @@ class TransferRouter:
         packed = plan.packed if plan else {}
         owned = owned_buffers(call)
         rest = [packed.get(owner, data) for owner, data in owned if owner not in absent]
-        return CallTransfer(sorted((*call.data_locations, *rows)), rest, places, plan)
+        locations = sorted((*call.data_locations, *rows))
+        return CallTransfer(locations, rest, places, plan, shared_bytes)
 
     def _load_blocks(
-        self, call: CallData, connection: BlockPeer, rows: list[DataLocation], *, copied: bool
-    ) -> Sequence[BlockOffset]:
-        """Loads large buffers of leaves that have no row so far into blocks; adds their rows."""
+        self,
+        call: CallData,
+        connection: BlockPeer,
+        rows: list[DataLocation],
+        *,
+        copied: bool,
+        lasting: bool,
+    ) -> tuple[Sequence[BlockOffset], int]:
+        """Loads large buffers of leaves that have no row so far into blocks; adds their rows.
+
+        Returns:
+            The blocks, each held once, and how many bytes were there already.
+        """
         settled = {row.leaf for row in rows}
         large = [
             index
@@ -197,20 +214,26 @@ class TransferRouter:
             if owner >= 0 and len(data) >= MIN_SHARED_BYTES and owner not in settled
         ]
         if not large or not connection.passes_descriptors:
-            return ()
-        places = self._place_in_blocks([call.buffers[index] for index in large], copied=copied)
+            return (), 0
+        buffers = [call.buffers[index] for index in large]
+        if lasting:
+            found = [self._pool.find_copy(data) for data in buffers]
+        else:
+            found = [None if copied else self._find(data) for data in buffers]
+        places = self._place_in_blocks(buffers, found, lasting=lasting)
         if places is None:
-            return ()
+            return (), 0
         with ExitStack() as undo:
             undo.callback(self._pool.release, places)
             if not self.announce(connection, places):
-                return ()
+                return (), 0
             undo.pop_all()
         rows += [
             DataLocation(call.buffer_leaves[index], BLOCK, block.number, offset)
             for index, (block, offset) in zip(large, places, strict=True)
         ]
-        return places
+        there = (each for each in zip(buffers, found, strict=True) if lasting)
+        return places, sum(len(data) for data, at in there if at and at[0].may_stay())
 
     def receive_buffer(self, connection: BlockPeer, sizes: Sequence[int]) -> ReceiveBuffer | None:
         """Shared memory for arrays of these sizes; None when the server should send them.
@@ -248,12 +271,16 @@ class TransferRouter:
         return False
 
     def _place_in_blocks(
-        self, buffers: Sequence[memoryview], *, copied: bool
+        self,
+        buffers: Sequence[memoryview],
+        found: Sequence[BlockOffset | None],
+        *,
+        lasting: bool,
     ) -> list[BlockOffset] | None:
-        """Where the data lies, copied or as it is; None when there is no room."""
-        found = [None if copied else self._find(data) for data in buffers]
+        """Where the data lies, copied where it was not found; None when there is no room."""
         pairs = zip(buffers, found, strict=True)
-        copies = self._pool.copy_in([data for data, place in pairs if place is None])
+        absent = [data for data, place in pairs if place is None]
+        copies = self._pool.copy_in(absent, lasting=lasting)
         if copies is None:
             self._pool.release(filter(None, found))
             return None
@@ -289,12 +316,3 @@ class TransferRouter:
         except JaxdError:
             return False
         return bool(value[0] == OK and value[1] == bytes(block.view[:BLOCK_PROBE_BYTES]))
-
-
-def address_of(data: memoryview) -> int:
-    """Where the data lies in this process's memory; -1 where numpy was not imported."""
-    numpy: Any = sys.modules.get("numpy")
-    if numpy is None:
-        return -1
-    address: int = numpy.frombuffer(data, "u1").__array_interface__["data"][0]
-    return address

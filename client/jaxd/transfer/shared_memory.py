@@ -8,6 +8,9 @@ Users of a block hold a *share* of it: a call until its reply has arrived, an ar
 lives. A block without shares is reused by the next call. It is returned to the system instead when
 another process may still read or write it: a child that was forked meanwhile, or a server that has
 not replied yet.
+
+What is kept for long, so that calls can be made again, fills one large block after the other, and
+data that has not changed since it was copied there is not copied again.
 """
 
 from __future__ import annotations
@@ -22,10 +25,11 @@ from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
-from typing import Any, Final
+from functools import cache
+from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.base import shared_memory
-from jaxd_protocol.base.buffers import ALIGNMENT
+from jaxd_protocol.base.buffers import ALIGNMENT, address_of
 from jaxd_protocol.base.process import (
     Lazy,
     memory_bytes,
@@ -41,7 +45,11 @@ MAX_BLOCKS: Final = 256
 """Each keeps one or two files open."""
 
 MIN_KEPT_BYTES: Final = 1 << 25
-"""To copy less takes less than another block for the next call, which the server has to map."""
+"""Smaller blocks are not held for long: each has open files, and the next call needs another one.
+What is to be held and is smaller fills blocks of this size."""
+
+_MAX_KNOWN_COPIES: Final = 256
+"""Arrays that are looked at whether they have changed since they were copied, the last ones."""
 
 _COPY_PART_BYTES: Final = 4 << 20
 """Takes several times the 0.1 ms for which a thread is started and waited for."""
@@ -64,6 +72,7 @@ class SharedBlock:
         address: where it begins in this process.
         is_forked: whether a child process maps it as well.
         is_awaited: whether the server may still write into it.
+        lease: how often it was leased: its content is another one each time.
     """
 
     def __init__(self, pool: BlockPool, number: int, nbytes: int) -> None:
@@ -73,6 +82,7 @@ class SharedBlock:
         self.idle_since = 0.0  # of time.monotonic()
         self.is_forked = False
         self.is_awaited = False
+        self.lease = 0
         self._pool = pool
         self._written = 0  # bytes from the beginning that this process has written
         self.descriptor = -1
@@ -108,7 +118,8 @@ class SharedBlock:
         _copy(self._bytes[offset : offset + warm], source)
         if warm < len(data):
             shared_memory.write_fresh(self.descriptor, self.view, offset + warm, data[warm:])
-            self._written = offset + len(data)
+            if offset < self._written + ALIGNMENT:  # else what is before it is being written
+                self._written = max(self._written, offset + len(data))
 
 
 def _copy(target: Any, source: Any) -> None:
@@ -135,6 +146,15 @@ def _copy(target: Any, source: Any) -> None:
 
 BlockOffset = tuple[SharedBlock, int]
 """A block and an offset in it. Who receives one holds a share of the block."""
+
+
+class _Copy(NamedTuple):
+    """Where an array was copied to; of no use once the block was leased again."""
+
+    address: int
+    number: int
+    lease: int
+    offset: int
 
 
 class _PeerBlocks:
@@ -167,6 +187,9 @@ class BlockPool:
         self._idle: list[SharedBlock] = []  # those without shares, the longest unused first
         self._peers: weakref.WeakKeyDictionary[object, _PeerBlocks] = weakref.WeakKeyDictionary()
         self._released: deque[SharedBlock] = deque()  # one entry for each share
+        self._filling: SharedBlock | None = None  # with what is held for long
+        self._filled = 0  # bytes of it
+        self._copies: dict[tuple[int, int], _Copy] = {}  # by address and size, the oldest first
 
     def on_fork(self) -> None:
         """Marks blocks in use: a forked child maps them, and must never see other data there."""
@@ -186,25 +209,83 @@ class BlockPool:
         size = max(MIN_BLOCK_BYTES, 1 << (nbytes - 1).bit_length())
         with self._lock:
             self._reclaim()
-            block = self._reuse(size) or self._allocate(size)
-            if block is not None:
-                block.shares = shares
-            return block
+            return self._lease(size, shares)
 
-    def copy_in(self, buffers: Sequence[memoryview]) -> list[BlockOffset] | None:
-        """Where copies of some contiguous bytes lie, each with a share; None as for `lease`."""
+    def copy_in(
+        self, buffers: Sequence[memoryview], *, lasting: bool = False
+    ) -> list[BlockOffset] | None:
+        """Where copies of some contiguous bytes lie, each with a share; None as for `lease`.
+
+        Args:
+            buffers: the bytes.
+            lasting: whether the copies may be held for long, so that `find_copy` is of use.
+        """
         *offsets, total = aligned_offsets(map(len, buffers))
-        block = self.lease(total, len(buffers)) if buffers else None
+        appended = self._append(total, len(buffers)) if lasting and buffers else None
+        block, start = appended or (self.lease(total, len(buffers)) if buffers else None, 0)
         if block is None:
             return None if buffers else []
-        places = [(block, offset) for offset in offsets]
+        places = [(block, start + offset) for offset in offsets]
         with suppress(OSError), ExitStack() as undo:
             undo.callback(self.release, places)
-            for offset, buffer in zip(offsets, buffers, strict=True):
+            for (_, offset), buffer in zip(places, buffers, strict=True):
                 block.write(offset, buffer)
+            if lasting:
+                self._note_copies(places, buffers)
             undo.pop_all()
             return places
         return None
+
+    def find_copy(self, data: memoryview) -> BlockOffset | None:
+        """Where a lasting copy of these bytes lies that is still what they are, with a share.
+
+        One comparison takes less than a copy, and ends at the first byte that has changed.
+        """
+        if not self._copies:
+            return None
+        address = address_of(data)
+        with self._lock:
+            self._reclaim()
+            copy = self._copies.get((address, len(data)))
+            block = None if copy is None else self._blocks.get(copy.address)
+            if copy is None or block is None or (block.number, block.lease) != copy[1:3]:
+                return None
+            if not block.shares:
+                self._idle.remove(block)
+            block.shares += 1
+        if _are_equal(address, block.address + copy.offset, len(data)):
+            return block, copy.offset
+        block.release()
+        return None
+
+    def _note_copies(self, places: Sequence[BlockOffset], buffers: Sequence[memoryview]) -> None:
+        with self._lock:
+            for (block, offset), data in zip(places, buffers, strict=True):
+                key = address_of(data), len(data)
+                self._copies.pop(key, None)
+                self._copies[key] = _Copy(block.address, block.number, block.lease, offset)
+            while len(self._copies) > _MAX_KNOWN_COPIES:
+                del self._copies[next(iter(self._copies))]
+
+    def _append(self, nbytes: int, shares: int) -> BlockOffset | None:
+        """Room in the block that is being filled, or in the next one; None: it has none for that.
+
+        It is filled from its beginning again as soon as nobody holds any of it.
+        """
+        if nbytes >= MIN_KEPT_BYTES:
+            return None
+        with self._lock:
+            self._reclaim()
+            block = self._filling
+            is_usable = block is not None and block.shares and not block.is_forked
+            if block is None or not is_usable or self._filled + nbytes > block.nbytes:
+                block, self._filled = self._lease(MIN_KEPT_BYTES, 0), 0
+                self._filling = block
+            if block is None:
+                return None
+            offset, self._filled = self._filled, self._filled + nbytes
+            block.shares += shares
+            return block, offset
 
     def release(self, places: Iterable[BlockOffset]) -> None:
         """Releases the share that each of the places holds."""
@@ -284,6 +365,16 @@ class BlockPool:
         while self._idle and now - self._idle[0].idle_since > IDLE_S:
             self._retire(self._idle.pop(0))
 
+    def _lease(self, size: int, shares: int) -> SharedBlock | None:
+        """A block of exactly this size; None when there is no room for it."""
+        block = self._reuse(size) or self._allocate(size)
+        if block is not None:
+            if block is self._filling:
+                self._filling = None
+            block.shares = shares
+            block.lease += 1
+        return block
+
     def _reuse(self, size: int) -> SharedBlock | None:
         """The block of this size that was used last: it may still be in the processor's cache."""
         block = next((block for block in reversed(self._idle) if block.nbytes == size), None)
@@ -315,6 +406,20 @@ class BlockPool:
             if block.number in peer.numbers:
                 peer.numbers.remove(block.number)
                 peer.retired.append(block.number)
+
+
+def _are_equal(address: int, other: int, nbytes: int) -> bool:
+    """Whether memory of this process is the same; other threads run meanwhile."""
+    return int(_memcmp()(address, other, nbytes)) == 0
+
+
+@cache
+def _memcmp() -> Any:
+    import ctypes  # few processes compare any
+
+    compare = ctypes.CDLL(None).memcmp
+    compare.argtypes = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t
+    return compare
 
 
 def _is_supported() -> bool:

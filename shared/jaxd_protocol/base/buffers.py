@@ -69,3 +69,12 @@ def inflate(data: memoryview, nbytes: int) -> memoryview:
     if end != nbytes or not inflater.eof or inflater.unused_data:
         raise ProtocolError("a compressed array has another size than it should.")
     return found
+
+
+def address_of(data: memoryview) -> int:
+    """Where contiguous bytes lie in this process's memory; -1 where numpy was not imported."""
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is None:
+        return -1
+    address: int = numpy.frombuffer(data, "u1").__array_interface__["data"][0]
+    return address

@@ -285,6 +285,98 @@ def test_a_copy_that_fails_leaves_the_block_free(
     assert leased(pool).number == 1
 
 
+# copies that last ---------------------------------------------------------------------------
+
+
+def lasting(pool: BlockPool, *buffers: memoryview) -> list[tuple[SharedBlock, int]]:
+    places = pool.copy_in(buffers, lasting=True)
+    assert places is not None
+    for (block, offset), data in zip(places, buffers, strict=True):
+        assert bytes(block.view[offset : offset + len(data)]) == bytes(data)
+    return places
+
+
+@pytest.fixture
+def filling(pool: BlockPool, monkeypatch: pytest.MonkeyPatch) -> BlockPool:
+    """A pool whose lasting copies fill blocks of this size."""
+    monkeypatch.setattr(module, "MIN_KEPT_BYTES", 4 * SMALL)
+    return pool
+
+
+def test_lasting_copies_fill_one_block_after_the_other(filling: BlockPool) -> None:
+    """From its beginning again once nobody holds any of it; what is larger has its own."""
+    held = [lasting(filling, *numbered(SMALL, 1000)) for _ in range(6)]
+    assert [each[0][0].number for each in held] == [1, 1, 1, 2, 2, 2]
+    assert lasting(filling, *numbered(4 * SMALL))[0][0].number == 3
+    for places in held:
+        filling.release(places)
+    ((block, offset),) = lasting(filling, *numbered(100))
+    assert (block.number, offset) == (2, 0)  # which was let go last
+    assert leased(filling, 4 * SMALL).number == 1
+
+
+def test_a_block_that_another_has_taken_is_not_filled_on(filling: BlockPool) -> None:
+    """Though it was the one that was being filled."""
+    filling.release(lasting(filling, *numbered(SMALL)))
+    taken = leased(filling, 4 * SMALL)
+    taken.view[:6] = b"theirs"
+    ((block, _),) = lasting(filling, *numbered(SMALL))
+    assert block is not taken
+    assert bytes(taken.view[:6]) == b"theirs"
+
+
+def test_an_array_is_found_where_it_was_copied_as_long_as_both_are_what_they_were(
+    filling: BlockPool,
+) -> None:
+    """Also after its copy was let go; not when one byte of it changed, or the block was reused."""
+    data = memoryview(bytearray(b"x" * SMALL))
+    assert filling.find_copy(data) is None
+    ((block, offset),) = lasting(filling, data)
+    assert filling.find_copy(data) == (block, offset)
+    data[-1] = ord("y")
+    assert filling.find_copy(data) is None
+    data[-1] = ord("x")
+    for _ in range(2):
+        block.release()
+    assert filling.find_copy(data) == (block, offset)
+    block.release()
+    assert leased(filling, 4 * SMALL) is block
+    assert filling.find_copy(data) is None
+    block.release()
+    assert leased(filling, SMALL) is not block
+
+
+def test_threads_fill_a_block_side_by_side(filling: BlockPool) -> None:
+    """None writes where another does."""
+    outcomes: list[bool] = []
+
+    def fill(number: int) -> None:
+        data = memoryview(bytes([number]) * 1000)
+        held = [lasting(filling, data)[0] for _ in range(200)]
+        outcomes.append(all(bytes(b.view[at : at + 1000]) == bytes(data) for b, at in held))
+
+    threads = [threading.Thread(target=fill, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outcomes == [True] * 4
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
+def test_a_block_that_a_child_has_is_not_filled_on(filling: BlockPool) -> None:
+    """Nor by the child, which has none of its parent's copies."""
+    data = numbered(1000)
+    ((block, _),) = lasting(filling, *data)
+
+    def child() -> bool:
+        return filling.find_copy(data[0]) is None and lasting(filling, *data)[0][0] is not block
+
+    assert in_child(child)
+    assert lasting(filling, *data)[0][0] is not block
+
+
 # finding --------------------------------------------------------------------------------------
 
 
