@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 MIN_SHARED_BYTES: Final = 1 << 18
 """Below this, the socket is as fast."""
 
+MIN_LASTING_BYTES: Final = 1 << 16
+"""Of what is kept: the copy for that is in memory that was used before, which new memory is not."""
+
 
 class BlockPeer(Protocol):
     """A connection, as memory is shared over it.
@@ -208,10 +211,11 @@ class TransferRouter:
             The blocks, each held once, and how many bytes were there already.
         """
         settled = {row.leaf for row in rows}
+        least = MIN_LASTING_BYTES if lasting else MIN_SHARED_BYTES
         large = [
             index
             for index, (owner, data) in enumerate(owned_buffers(call))
-            if owner >= 0 and len(data) >= MIN_SHARED_BYTES and owner not in settled
+            if owner >= 0 and len(data) >= least and owner not in settled
         ]
         if not large or not connection.passes_descriptors:
             return (), 0
