@@ -950,6 +950,25 @@ def test_arguments_of_a_megabyte_fill_one_block_after_the_other(
 
 
 @pytest.mark.slow
+def test_an_argument_that_several_calls_have_counts_as_long_as_one_of_them_is_kept(
+    start_live: Callable[..., LiveServer],
+) -> None:
+    """Whichever of them was the first to take it."""
+    x = np.zeros(1 << 18, np.float32)
+    with connect(start_live().unix) as client:
+        look = client.persistent_call(lambda state, x: state + x[0], results="remote")
+        add = client.persistent_call(lambda state, x: state + x.sum(), donate_argnums=0)
+        state = client.put(np.zeros(4, np.float32))
+        for number in range(STEPS):
+            x[0] = number
+            look(state, x)  # nobody keeps its result
+            state = add(state, x)
+        kept = client.kept().call_bytes
+        assert STEPS * x.nbytes < kept < (STEPS + 1) * x.nbytes
+        assert float(state[0]) == sum(range(STEPS))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [1 << 18, 1 << 24])
 def test_an_argument_that_does_not_change_is_kept_once(
     start_live: Callable[..., LiveServer], length: int

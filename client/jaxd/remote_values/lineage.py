@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from jaxd_protocol.base.buffers import address_of
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from jaxd.request.call_request import CallRequest
     from jaxd.transfer.dedup import CallData
     from jaxd.transfer.routing import CallTransfer
-    from jaxd.transfer.shared_memory import SharedBlock
+    from jaxd.transfer.shared_memory import BlockOffset
 
     class WholeData(CallData, Protocol):
         """The arrays of a message, with those in it."""
@@ -407,6 +406,23 @@ class HeldLineage(SavedLineage):
         return link.held(self._token, self._place, pack_ids(first + i for i in self._leaves))
 
 
+class KeptCopy:
+    """A copy of an argument that several calls may have; counted as long as one of them is kept.
+
+    Args:
+        nbytes: of it.
+        free: told that nobody has it any more; also during garbage collection.
+    """
+
+    __slots__ = ("__weakref__", "_free", "_nbytes")
+
+    def __init__(self, nbytes: int, free: Callable[[int], object]) -> None:
+        self._nbytes, self._free = nbytes, free
+
+    def __del__(self) -> None:
+        self._free(self._nbytes)
+
+
 class CallLineage(Lineage):
     """Of what a call returned.
 
@@ -414,13 +430,14 @@ class CallLineage(Lineage):
         call: the request; its data does not change any more, and its values are the sources.
         sources: its arguments on the server.
         effects: those that it has had so far; they are not repeated.
-        nbytes: of its data.
+        nbytes: of its data, without these copies.
+        copies: of its data that other calls may have as well.
         max_s: it is not made again where the calls for that ran longer, one after the other.
     """
 
     __slots__ = (
-        *("_call", "_max_s", "_obstacle", "_policy", "depth", "effects", "nbytes", "run_s"),
-        *("seconds", "sources"),
+        *("_call", "_copies", "_max_s", "_obstacle", "_policy", "depth", "effects", "nbytes"),
+        *("run_s", "seconds", "sources"),
     )
 
     def __init__(
@@ -429,6 +446,7 @@ class CallLineage(Lineage):
         sources: Sequence[ArgumentSource],
         effects: CallEffects,
         nbytes: int,
+        copies: Sequence[KeptCopy],
         max_s: float,
     ) -> None:
         assert call.result_policy is not None
@@ -438,7 +456,12 @@ class CallLineage(Lineage):
         self.depth = 1 + max((each.lineage.depth for each in sources), default=0)
         self._max_s = max_s
         self.run_s = self.seconds = 0.0
-        self.nbytes = nbytes
+        self.nbytes, self._copies = nbytes, copies
+
+    def release_room(self) -> None:
+        """As of any lineage."""
+        self._copies = ()
+        super().release_room()
 
     @property
     def call(self) -> CallRequest:
@@ -491,55 +514,63 @@ class _DataEncoder(TreeEncoder):
 
 
 def stable_buffers(
-    call: CallData, transfer: CallTransfer | None = None, *, copied: bool = False
+    call: CallData,
+    transfer: CallTransfer | None,
+    in_blocks: Mapping[int, BlockOffset],
+    *,
+    copied: bool = False,
 ) -> Sequence[memoryview]:
     """The buffers of a call in memory that nobody changes.
 
     What was copied to be sent stays where it is, and shared blocks are held as long as it is;
-    arrays of jax do not change; the rest is copied. That includes what lies in a block of the
-    caller's own (`jaxd.empty`, `jaxd.shared_copy`), which may be filled anew.
+    arrays of jax do not change; the rest is copied.
 
     Args:
         call: its data, which the caller has not changed so far.
         transfer: that of the data, if it was prepared.
+        in_blocks: those of `copies_in_blocks`.
         copied: whether what is beside its message are copies.
     """
     if not call.buffers:
         return ()
     if copied and transfer is not None and transfer.sends_all(call):
         return transfer.buffers
-    in_blocks = dict(_in_blocks(transfer)) if transfer is not None and transfer.places else {}
     beside = transfer.beside(call) if transfer is not None and copied else {}
     owners = [*call.buffer_leaves, *[-1] * (len(call.buffers) - len(call.buffer_leaves))]
     return [
         beside[place]
         if place in beside
-        else _stable(data, in_blocks.get(owner), is_fixed=owner in call.sources)
+        else _held_view(in_blocks[owner], len(data))
+        if owner in in_blocks
+        else data
+        if owner in call.sources
+        else memoryview(bytes(data))
         for place, (owner, data) in enumerate(zip(owners, call.buffers, strict=True))
     ]
 
 
-def _stable(
-    data: memoryview, in_block: Callable[[int], memoryview] | None, *, is_fixed: bool
-) -> memoryview:
-    copy = None if in_block is None else in_block(len(data))
-    if copy is not None and address_of(copy) != address_of(data):
-        return copy
-    return data if is_fixed else memoryview(bytes(data))
+def copies_in_blocks(call: CallData, transfer: CallTransfer) -> dict[int, BlockOffset]:
+    """Where copies of a call's leaves lie that may stay there.
 
-
-def _in_blocks(transfer: CallTransfer) -> Iterator[tuple[int, Callable[[int], memoryview]]]:
-    """Of the leaves that lie in blocks, what gives so many bytes, and holds the block."""
+    Not what lies in a block of the caller's own (`jaxd.empty`, `jaxd.shared_copy`), which may be
+    filled anew.
+    """
     blocks = {block.number: block for block, _ in transfer.places}
-    for row in transfer.data_locations:
-        if row.kind == BLOCK and blocks[row.a].may_stay():
-            yield row.leaf, partial(_held_view, blocks[row.a], row.b)
+    stay = {number for number, block in blocks.items() if block.may_stay()}
+    data = dict(zip(call.buffer_leaves, call.buffers, strict=False))
+    return {
+        row.leaf: (blocks[row.a], row.b)
+        for row in transfer.data_locations
+        if row.kind == BLOCK
+        and row.a in stay
+        and blocks[row.a].address + row.b != address_of(data[row.leaf])
+    }
 
 
-def _held_view(block: SharedBlock, offset: int, nbytes: int) -> memoryview:
+def _held_view(place: BlockOffset, nbytes: int) -> memoryview:
     from jaxd.transfer.shared_arrays import block_view
 
-    data: memoryview = block_view(block, offset, nbytes).data
+    data: memoryview = block_view(*place, nbytes).data
     return data
 
 

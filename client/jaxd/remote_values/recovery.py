@@ -11,7 +11,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
@@ -19,6 +19,7 @@ from jaxd.remote_values.lineage import (
     ANSWERS_OBSTACLE,
     ArgumentSource,
     CallLineage,
+    KeptCopy,
     KeptData,
     Lineage,
     NoLineage,
@@ -26,6 +27,7 @@ from jaxd.remote_values.lineage import (
     PutLineage,
     Snapshot,
     WeakPutLineage,
+    copies_in_blocks,
     irreproducible_error,
     rows_of,
     stable_buffers,
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
     from jaxd.remote_values.lineage import WholeData
     from jaxd.request.call_request import CallRequest
     from jaxd.transfer.routing import CallTransfer, TransferRouter
+    from jaxd.transfer.shared_memory import BlockOffset
 
 
 MAX_DEPTH: Final = 10_000
@@ -80,6 +83,8 @@ SEVERAL_DEVICES_OBSTACLE: Final = (
 CHANGED_OBSTACLE: Final = (
     "what their call took may have been changed meanwhile, and there was no room for a copy of it"
 )
+
+_NO_BLOCKS: Final[Mapping[int, BlockOffset]] = {}
 
 _PACKS: Final = "jaxd_protocol.pickling.pack.functions"
 _MOST_REASONS: Final = 5
@@ -220,13 +225,21 @@ class Recovery:
         if obstacle:
             self.snapshots.make_due()
             return NoLineage(number, obstacle)
-        nbytes = sum(map(len, call.buffers)) + len(call.blob)
-        nbytes -= 0 if transfer is None else transfer.shared_bytes
-        if not self._kept.take(nbytes):
+        nbytes, in_blocks = sum(map(len, call.buffers)) + len(call.blob), _NO_BLOCKS
+        copies: Sequence[KeptCopy] | None = ()
+        if transfer is not None and transfer.places:
+            in_blocks = copies_in_blocks(call, transfer)
+            pairs = zip(call.buffer_leaves, call.buffers, strict=False)
+            sizes = {n: len(data) for n, data in pairs if n in in_blocks}
+            nbytes -= sum(sizes.values())
+            copies = self._kept.take_copies(
+                {(at.number, at.lease, start): sizes[n] for n, (at, start) in in_blocks.items()}
+            )
+        if copies is None or not self._kept.take(nbytes):
             return NoLineage(number, _TOO_MUCH)
         rows: Any = sources  # which is what a message needs of them
         kept = call._replace(
-            buffers=stable_buffers(call, transfer, copied=copied),
+            buffers=stable_buffers(call, transfer, in_blocks, copied=copied),
             timeout_s=None,
             values=rows,
             sources={},
@@ -234,7 +247,7 @@ class Recovery:
             origin=None,
         )
         effects.keep_in(self._kept)
-        lineage = CallLineage(kept, sources, effects, nbytes, self._max_s)
+        lineage = CallLineage(kept, sources, effects, nbytes, copies, self._max_s)
         self._kept.free_with(lineage)
         return lineage
 
@@ -290,7 +303,8 @@ class Recovery:
         if not self._kept.take(sum(map(len, data.buffers)) + len(data.blob)):
             weak = WeakPutLineage.of(number, data, data.skeleton, data.blob, config)
             return weak or NoLineage(number, _TOO_MUCH)
-        buffers = stable_buffers(data, transfer)
+        in_blocks = copies_in_blocks(data, transfer) if transfer.places else _NO_BLOCKS
+        buffers = stable_buffers(data, transfer, in_blocks)
         kept = KeptData(data.skeleton, data.blob, buffers, data.buffer_leaves)
         lineage = PutLineage(number, kept, config)
         self._kept.free_with(lineage)

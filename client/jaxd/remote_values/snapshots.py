@@ -13,13 +13,15 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
+from weakref import WeakValueDictionary
 
 from jaxd.remote_values.lineage import (
     HeldLineage,
+    KeptCopy,
     Lineage,
     PutLineage,
     SavedLineage,
@@ -111,7 +113,22 @@ class KeptBytes:
         self._on_full = on_full
         self._used = {False: 0, True: 0}  # by whether it is of snapshots
         self._gone: deque[tuple[bool, int]] = deque()  # appended to during garbage collection
+        self._copies: WeakValueDictionary[Hashable, KeptCopy] = WeakValueDictionary()
         self._lock = threading.Lock()  # guards _used
+
+    def take_copies(self, wanted: Mapping[Hashable, int]) -> list[KeptCopy] | None:
+        """Counts copies that are not counted so far; None when these have no room.
+
+        Args:
+            wanted: the size of each, by what tells it from others.
+        """
+        found = {key: copy for key in wanted if (copy := self._copies.get(key)) is not None}
+        sizes = {key: nbytes for key, nbytes in wanted.items() if key not in found}
+        if not self.take(sum(sizes.values())):
+            return None
+        new = {key: KeptCopy(nbytes, self.free) for key, nbytes in sizes.items()}
+        self._copies.update(new)
+        return [*found.values(), *new.values()]
 
     def take(self, nbytes: int) -> bool:
         """Counts so many bytes that are no snapshot's, if they have room; whether they have."""

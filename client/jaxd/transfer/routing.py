@@ -1,7 +1,8 @@
 """Chooses how large arrays are transferred: in shared memory, deduplicated, or in the message.
 
-Through memory that is shared with a server on the same machine, from 256 kB on. Not at all when
-they are jax arrays that the server was sent before: these cannot have changed.
+Through memory that is shared with a server on the same machine, from 256 kB on, and from 64 kB on
+where the data is kept. Not at all when they are jax arrays that the server was sent before: these
+cannot have changed.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ MIN_SHARED_BYTES: Final = 1 << 18
 """Below this, the socket is as fast."""
 
 MIN_LASTING_BYTES: Final = 1 << 16
-"""Of what is kept: the copy for that is in memory that was used before, which new memory is not."""
+"""Above this, what is kept is copied into blocks, which were used before: new memory is slower."""
 
 
 class BlockPeer(Protocol):
@@ -71,14 +72,12 @@ class CallTransfer(NamedTuple):
         buffers: the data that is.
         places: blocks with data of the call, each held once.
         dedup_plan: what of it the server has already.
-        shared_bytes: what of it lies where an earlier call has it.
     """
 
     data_locations: Sequence[DataLocation]
     buffers: Sequence[memoryview]
     places: Sequence[BlockOffset] = ()
     dedup_plan: DedupPlan | None = None
-    shared_bytes: int = 0
 
     def in_blocks(self) -> dict[int, memoryview]:
         """The data of the leaves that lie in blocks, each with the rest of its block."""
@@ -182,9 +181,7 @@ class TransferRouter:
         plan = deduplicator().plan(call, ask) if deduplicator else None
         try:
             rows = list(plan.data_locations) if plan else []
-            places, shared_bytes = self._load_blocks(
-                call, connection, rows, copied=copied, lasting=lasting
-            )
+            places = self._load_blocks(call, connection, rows, copied=copied, lasting=lasting)
         except BaseException:
             if plan:
                 plan.complete(ready=False)
@@ -193,8 +190,7 @@ class TransferRouter:
         packed = plan.packed if plan else {}
         owned = owned_buffers(call)
         rest = [packed.get(owner, data) for owner, data in owned if owner not in absent]
-        locations = sorted((*call.data_locations, *rows))
-        return CallTransfer(locations, rest, places, plan, shared_bytes)
+        return CallTransfer(sorted((*call.data_locations, *rows)), rest, places, plan)
 
     def _load_blocks(
         self,
@@ -204,12 +200,8 @@ class TransferRouter:
         *,
         copied: bool,
         lasting: bool,
-    ) -> tuple[Sequence[BlockOffset], int]:
-        """Loads large buffers of leaves that have no row so far into blocks; adds their rows.
-
-        Returns:
-            The blocks, each held once, and how many bytes were there already.
-        """
+    ) -> Sequence[BlockOffset]:
+        """Loads large buffers of leaves that have no row so far into blocks; adds their rows."""
         settled = {row.leaf for row in rows}
         least = MIN_LASTING_BYTES if lasting else MIN_SHARED_BYTES
         large = [
@@ -218,26 +210,21 @@ class TransferRouter:
             if owner >= 0 and len(data) >= least and owner not in settled
         ]
         if not large or not connection.passes_descriptors:
-            return (), 0
+            return ()
         buffers = [call.buffers[index] for index in large]
-        if lasting:
-            found = [self._pool.find_copy(data) for data in buffers]
-        else:
-            found = [None if copied else self._find(data) for data in buffers]
-        places = self._place_in_blocks(buffers, found, lasting=lasting)
+        places = self._place_in_blocks(buffers, copied=copied, lasting=lasting)
         if places is None:
-            return (), 0
+            return ()
         with ExitStack() as undo:
             undo.callback(self._pool.release, places)
             if not self.announce(connection, places):
-                return (), 0
+                return ()
             undo.pop_all()
         rows += [
             DataLocation(call.buffer_leaves[index], BLOCK, block.number, offset)
             for index, (block, offset) in zip(large, places, strict=True)
         ]
-        there = (each for each in zip(buffers, found, strict=True) if lasting)
-        return places, sum(len(data) for data, at in there if at and at[0].may_stay())
+        return places
 
     def receive_buffer(self, connection: BlockPeer, sizes: Sequence[int]) -> ReceiveBuffer | None:
         """Shared memory for arrays of these sizes; None when the server should send them.
@@ -275,19 +262,24 @@ class TransferRouter:
         return False
 
     def _place_in_blocks(
-        self,
-        buffers: Sequence[memoryview],
-        found: Sequence[BlockOffset | None],
-        *,
-        lasting: bool,
+        self, buffers: Sequence[memoryview], *, copied: bool, lasting: bool
     ) -> list[BlockOffset] | None:
-        """Where the data lies, copied where it was not found; None when there is no room."""
-        pairs = zip(buffers, found, strict=True)
-        absent = [data for data, place in pairs if place is None]
-        copies = self._pool.copy_in(absent, lasting=lasting)
-        if copies is None:
-            self._pool.release(filter(None, found))
-            return None
+        """Where the data lies, copied or as it is; None when there is no room."""
+        with ExitStack() as undo:
+            found: list[BlockOffset | None] = []
+            for data in buffers:
+                place = None if copied else self._find(data)
+                if place is None and lasting:
+                    place = self._pool.find_copy(data)
+                if place is not None:
+                    undo.callback(place[0].release)
+                found.append(place)
+            pairs = zip(buffers, found, strict=True)
+            absent = [data for data, place in pairs if place is None]
+            copies = self._pool.copy_in(absent, lasting=lasting)
+            if copies is None:
+                return None
+            undo.pop_all()
         rest = iter(copies)
         return [next(rest) if place is None else place for place in found]
 
@@ -311,6 +303,7 @@ class TransferRouter:
 
     def _share_block(self, connection: BlockPeer, block: SharedBlock) -> bool:
         """Whether the server can read the block; not if a proxy lies in between."""
+        before = bytes(block.view[:BLOCK_PROBE_BYTES])
         try:
             value, _ = connection.request(
                 "share", (block.number, block.nbytes), descriptors=(block.descriptor,)
@@ -319,4 +312,5 @@ class TransferRouter:
             raise
         except JaxdError:
             return False
-        return bool(value[0] == OK and value[1] == bytes(block.view[:BLOCK_PROBE_BYTES]))
+        now = bytes(block.view[:BLOCK_PROBE_BYTES])  # another thread may have written it
+        return bool(value[0] == OK and value[1] in (before, now))

@@ -46,10 +46,10 @@ MAX_BLOCKS: Final = 256
 
 MIN_KEPT_BYTES: Final = 1 << 25
 """Smaller blocks are not held for long: each has open files, and the next call needs another one.
-What is to be held and is smaller fills blocks of this size."""
+Smaller pieces of data that are to be held fill blocks of this size."""
 
 _MAX_KNOWN_COPIES: Final = 256
-"""Arrays that are looked at whether they have changed since they were copied, the last ones."""
+"""The arrays that were copied last are looked at whether they have changed."""
 
 _COPY_PART_BYTES: Final = 4 << 20
 """Takes several times the 0.1 ms for which a thread is started and waited for."""
@@ -149,10 +149,9 @@ BlockOffset = tuple[SharedBlock, int]
 
 
 class _Copy(NamedTuple):
-    """Where an array was copied to; of no use once the block was leased again."""
+    """Where an array was copied to; of no use once the block is gone, or was leased again."""
 
-    address: int
-    number: int
+    block: weakref.ref[SharedBlock]
     lease: int
     offset: int
 
@@ -220,11 +219,13 @@ class BlockPool:
             buffers: the bytes.
             lasting: whether the copies may be held for long, so that `find_copy` is of use.
         """
+        if not buffers:
+            return []
         *offsets, total = aligned_offsets(map(len, buffers))
-        appended = self._append(total, len(buffers)) if lasting and buffers else None
-        block, start = appended or (self.lease(total, len(buffers)) if buffers else None, 0)
+        block, start = self._append(total, len(buffers)) if lasting else (None, 0)
+        block = block or self.lease(total, len(buffers))
         if block is None:
-            return None if buffers else []
+            return None
         places = [(block, start + offset) for offset in offsets]
         with suppress(OSError), ExitStack() as undo:
             undo.callback(self.release, places)
@@ -239,41 +240,45 @@ class BlockPool:
     def find_copy(self, data: memoryview) -> BlockOffset | None:
         """Where a lasting copy of these bytes lies that is still what they are, with a share.
 
-        One comparison takes less than a copy, and ends at the first byte that has changed.
+        They are compared up to the first byte that has changed.
         """
         if not self._copies:
             return None
         address = address_of(data)
-        with self._lock:
-            self._reclaim()
-            copy = self._copies.get((address, len(data)))
-            block = None if copy is None else self._blocks.get(copy.address)
-            if copy is None or block is None or (block.number, block.lease) != copy[1:3]:
+        with ExitStack() as undo:
+            with self._lock:
+                self._reclaim()
+                copy = self._copies.get((address, len(data)))
+                block = None if copy is None else copy.block()
+                if copy is None or block is None or block.lease != copy.lease:
+                    return None
+                if block in self._idle:
+                    self._idle.remove(block)
+                elif not block.shares:
+                    return None  # it was given back to the system
+                block.shares += 1
+                undo.callback(block.release)
+            if not _are_equal(address, block.address + copy.offset, len(data)):
                 return None
-            if not block.shares:
-                self._idle.remove(block)
-            block.shares += 1
-        if _are_equal(address, block.address + copy.offset, len(data)):
+            undo.pop_all()
             return block, copy.offset
-        block.release()
-        return None
 
     def _note_copies(self, places: Sequence[BlockOffset], buffers: Sequence[memoryview]) -> None:
         with self._lock:
             for (block, offset), data in zip(places, buffers, strict=True):
                 key = address_of(data), len(data)
                 self._copies.pop(key, None)
-                self._copies[key] = _Copy(block.address, block.number, block.lease, offset)
+                self._copies[key] = _Copy(weakref.ref(block), block.lease, offset)
             while len(self._copies) > _MAX_KNOWN_COPIES:
                 del self._copies[next(iter(self._copies))]
 
-    def _append(self, nbytes: int, shares: int) -> BlockOffset | None:
-        """Room in the block that is being filled, or in the next one; None: it has none for that.
+    def _append(self, nbytes: int, shares: int) -> tuple[SharedBlock | None, int]:
+        """Room in the block that is being filled, or in the next one; None: there is none for that.
 
         It is filled from its beginning again as soon as nobody holds any of it.
         """
         if nbytes >= MIN_KEPT_BYTES:
-            return None
+            return None, 0
         with self._lock:
             self._reclaim()
             block = self._filling
@@ -282,7 +287,7 @@ class BlockPool:
                 block, self._filled = self._lease(MIN_KEPT_BYTES, 0), 0
                 self._filling = block
             if block is None:
-                return None
+                return None, 0
             offset, self._filled = self._filled, self._filled + nbytes
             block.shares += shares
             return block, offset
@@ -308,10 +313,11 @@ class BlockPool:
             return block, offset
 
     def is_half_free(self) -> bool:
-        """Whether as much could be leased as is."""
+        """Whether as much could be leased as is, and as many blocks."""
         with self._lock:
             self._reclaim()
-            return 2 * sum(b.nbytes for b in self._blocks.values() if b.shares) <= self.limit_bytes
+            leased = [block.nbytes for block in self._blocks.values() if block.shares]
+            return 2 * sum(leased) <= self.limit_bytes and 2 * len(leased) <= MAX_BLOCKS
 
     def share(self, block: SharedBlock) -> None:
         """Takes one more share of a block that is held already."""
@@ -400,6 +406,8 @@ class BlockPool:
         return block
 
     def _retire(self, block: SharedBlock) -> None:
+        if block is self._filling:
+            self._filling = None
         del self._blocks[block.address]
         self._addresses.remove(block.address)
         for peer in self._peers.values():

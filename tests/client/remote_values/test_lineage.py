@@ -96,7 +96,7 @@ def lineage_of(*sources: Lineage, max_s: float = 100.0) -> CallLineage:
     spec: Any = None
     call = CallRequest(spec, b"", b"", [memoryview(b"data")], None, "remote", result_policy=policy)
     taken = [ArgumentSource(leaf, each, 0, range(1)) for leaf, each in enumerate(sources)]
-    return CallLineage(call, taken, CallEffects(), 4, max_s)
+    return CallLineage(call, taken, CallEffects(), 4, (), max_s)
 
 
 def test_the_time_of_calls_adds_up_one_after_the_other() -> None:

@@ -346,6 +346,51 @@ def test_an_array_is_found_where_it_was_copied_as_long_as_both_are_what_they_wer
     assert leased(filling, SMALL) is not block
 
 
+def test_an_interrupt_while_arrays_are_compared_leaves_no_share(
+    filling: BlockPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the block would never be used again."""
+    (data,) = numbered(SMALL)
+    ((block, _),) = lasting(filling, data)
+
+    def interrupted(*_: object) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "_are_equal", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        filling.find_copy(data)
+    assert block.shares == 1
+    block.release()
+    assert leased(filling, 4 * SMALL) is block
+
+
+def test_a_block_that_was_being_filled_is_given_back_as_any_other(
+    filling: BlockPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After it was idle; the array that was copied there is found no more."""
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    before, (data,) = left(), numbered(SMALL)
+    filling.release(lasting(filling, data))
+    now += IDLE_S + 1
+    leased(filling)
+    assert filling.find_copy(data) is None
+    assert left()[1] == before[1] + 1
+
+
+def test_blocks_stay_where_as_many_can_be_leased_beside_them(
+    filling: BlockPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has open files, and there are only so many."""
+    monkeypatch.setattr(module, "MAX_BLOCKS", 4)
+    held = [leased(filling, 4 * SMALL) for _ in range(2)]
+    assert held[0].may_stay()
+    more = leased(filling)
+    assert not held[0].may_stay()
+    more.release()
+    assert held[0].may_stay()
+
+
 def test_threads_fill_a_block_side_by_side(filling: BlockPool) -> None:
     """None writes where another does."""
     outcomes: list[bool] = []
