@@ -66,6 +66,8 @@ PUT_THERE: dict[str, Callable[[Patch], None]] = {
     "derivative": lambda patch: patch.setitem(ad.primitive_jvps, lax.sin_p, steep),
     "batching": lambda patch: patch.setitem(batching.fancy_primitive_batchers, lax.sin_p, _fancy),
     "sum": lambda patch: patch.setattr(core.ShapedArray, "_add", staticmethod(first)),
+    "name": lambda patch: patch.setattr(jax._src.lax.lax, "add", first),
+    "jitted, under a name": lambda patch: patch.setattr(jax._src.lax.lax, "add", jax.jit(first)),
 }
 
 
@@ -127,6 +129,17 @@ def test_a_later_rule_counts_for_a_new_signature(client: Client, monkeypatch: Pa
     monkeypatch.undo()
     jax.clear_caches()
     assert numbers(served(more)) == numbers(jax.jit(again(work))(more))
+
+
+def test_names_that_a_function_looks_up_or_jax_does_not_know_are_its_own(
+    client: Client, monkeypatch: Patch
+) -> None:
+    """What stands under them is a part of the function, or of nothing."""
+    monkeypatch.setattr(jnp, "sin", lambda x: x * 3)
+    monkeypatch.setattr(jnp, "a_name_of_mine", cosine, raising=False)
+    assert np.asarray(client.persistent_call(lambda x: jnp.sin(x) + 1)(ONES)).tolist() == [4, 4]
+    with pytest.raises(PackingError, match=r"jax\.numpy\.sin is .*<lambda>"):
+        client.persistent_call(lambda x: x + 41)(ONES)
 
 
 HERE = """

@@ -383,8 +383,12 @@ class JaxChanges:
         """In the child of a fork: a thread of the parent may have held the lock."""
         self._lock = threading.Lock()  # guards _state
 
-    def check(self) -> None:
-        """Returns when there is none.
+    def check(self, is_seen: Callable[[Any, Any], bool]) -> None:
+        """Returns when there is none of which a function does not know.
+
+        Args:
+            is_seen: whether the function has looked up a key in a mapping, such as the names of a
+                module: then what stands there is a part of it.
 
         Raises:
             PackingError: when there is some; the message names it.
@@ -396,7 +400,7 @@ class JaxChanges:
                 from jaxd_protocol.jax_objects.installed_state import InstalledState
 
                 self._state = InstalledState(_is_local)
-            found = self._state.changes()
+            found = [each for each in self._state.changes() if not is_seen(each.holder, each.key)]
         if not found:
             return
         self.were_found = True

@@ -285,7 +285,7 @@ class FunctionSnapshot:
             PackingError: when code of the user's stands in jax itself, see `JaxChanges`.
         """
         try:
-            jax_changes.check()
+            jax_changes.check(self.guards.looked_up)
         except PackingError as error:
             set_origin(error, FailureOrigin("packing"))
             raise

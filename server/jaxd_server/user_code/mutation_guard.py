@@ -330,7 +330,7 @@ class InstalledGuard:
 
     def __init__(self) -> None:
         self._undone = self._begun = self._open = 0
-        self._state = InstalledState(_is_of_client, with_modules=True)
+        self._state = InstalledState(_is_of_client, for_others=True)
         self._lock = threading.Lock()  # held while it is looked at, and while it is undone
 
     @contextmanager

@@ -72,6 +72,10 @@ class Guards:
         self._empty: list[Any] = []  # the mappings that have nothing in them
         self._is_more = True  # whether `_others_hold` has anything to look at
 
+    def looked_up(self, holder: Any, key: Any) -> bool:
+        """Whether the walk has looked up a key in a mapping, by which it saw what stands there."""
+        return any(each is holder and name == key for each, name, _ in self._items)
+
     # taken while walking ----------------------------------------------------------------------
 
     def item(self, holder: Mapping[Any, Any], key: Any, value: Any = MISSING) -> None:

@@ -15,7 +15,7 @@ import functools
 import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from types import BuiltinFunctionType, CellType, FunctionType, MethodType
+from types import CellType, FunctionType, MethodType
 from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.jax_objects.names import attribute, is_of_jax, kind_of, name_of_jax_object
@@ -37,10 +37,8 @@ _MOST_TABLES_INSIDE: Final = 64
 _DEEPEST: Final = 6
 _MOST_ITEMS: Final = 64
 _PACKAGE: Final = "jax"
+_EXPERIMENTAL: Final = "jax.experimental."
 _TRUSTED: Final = frozenset({"jax", "jaxlib", "numpy", "functools", "builtins"})
-_WITHOUT_PARTS: Final = frozenset(
-    {bool, int, float, str, bytes, type(None), type, BuiltinFunctionType}
-)
 _SHOWN: Final = frozenset({"__repr__", "__str__", "__format__"})
 _MISSING: Final = object()
 
@@ -110,6 +108,31 @@ class _Holder:
         self.found: list[Change] = []
 
 
+class _Names:
+    """What stands under the names of a module.
+
+    Attributes:
+        content: what does.
+        last: what did when it was looked at last; None before that.
+        found: what did not belong there then.
+    """
+
+    __slots__ = ("content", "found", "last")
+
+    def __init__(self, content: dict[str, Any]) -> None:
+        self.content = content
+        self.last: dict[str, Any] | None = None
+        self.found: list[Change] = []
+
+
+@functools.cache
+def _names_in_code(module: str) -> frozenset[str]:
+    """The names in the code of a module itself: what it defines and imports, and some more."""
+    spec = getattr(sys.modules.get(module), "__spec__", None)
+    code = spec.loader.get_code(module) if spec is not None else None
+    return frozenset(() if code is None else code.co_names)
+
+
 class InstalledState:
     """Looks whether jax is as it was when it was imported. For one thread at a time.
 
@@ -118,15 +141,17 @@ class InstalledState:
 
     Args:
         is_foreign: whether functions with these globals are not of an installed module.
-        with_modules: whether what modules of jax have under their names is looked at as well, and
-            what few functions use: in a process that traces for others.
+        for_others: whether this process traces for others. Then all that modules of jax have under
+            their names counts, and what few functions use; else of names only those that jax's own
+            code gives, where foreign functions stand under them.
     """
 
     def __init__(
-        self, is_foreign: Callable[[dict[str, Any]], bool], *, with_modules: bool = False
+        self, is_foreign: Callable[[dict[str, Any]], bool], *, for_others: bool = False
     ) -> None:
         self._is_foreign = is_foreign
-        self._with_modules = with_modules
+        self._for_others = for_others
+        self._modules: dict[str, _Names] = {}
         self._holders: dict[int, _Holder] = {}
         self._seen: set[str] = set()
         self._new: frozenset[str] = frozenset()  # modules that were loaded since the last look
@@ -157,6 +182,11 @@ class InstalledState:
             found += each.found
         for number in others:
             del self._holders[number]
+        seen: set[int] = set()  # most stand in several modules
+        for name, names in self._modules.items():
+            if names.content != names.last:
+                self._look_at_names(name, names, seen)
+            found += names.found
         return found
 
     def _find(self) -> None:
@@ -173,9 +203,11 @@ class InstalledState:
             if getattr(content.get("__spec__"), "_initializing", False):
                 continue
             self._seen.add(name)
-            if self._with_modules and content:
+            if self._for_others and content:
                 holder = _Holder(content, name, content, is_table=False)
                 self._holders.setdefault(id(content), holder)
+            elif content and not name.startswith(_EXPERIMENTAL):
+                self._modules[name] = _Names(content)
             for key, value in content.copy().items():
                 kind = type(value)
                 if kind in _TABLES:
@@ -200,6 +232,20 @@ class InstalledState:
     def _add(self, owner: Any, name: str, content: Any) -> None:
         is_table = owner is content
         self._holders.setdefault(id(owner), _Holder(owner, name, content, is_table=is_table))
+
+    def _look_at_names(self, module: str, names: _Names, seen: set[int]) -> None:
+        """Finds foreign functions under the names of a module; `seen`: ids of what is none."""
+        names.last = now = names.content.copy()
+        names.found = []
+        for key, value in now.items():
+            if _PARTS.get(type(value)) is _no_parts or id(value) in seen:
+                continue
+            code = self._foreign_code(value)
+            if not code:
+                seen.add(id(value))
+            elif key in _names_in_code(module):  # else jax does not know the name
+                where = f"{module}.{key}"
+                names.found.append(Change(names.content, key, _MISSING, where, code))
 
     def _look(self, holder: _Holder, *, is_new: bool) -> None:
         """Finds what does not belong in a holder; `is_new`: an import may have changed it.
@@ -243,7 +289,7 @@ class InstalledState:
         """
         if not holder.is_table:
             return key not in _SHOWN
-        if not self._with_modules and _is_seldom_used(holder, key):
+        if not self._for_others and _is_seldom_used(holder, key):
             return False
         if isinstance(key, type):
             return importable_name(key) is not None and not is_local_module(key.__module__)
@@ -258,16 +304,16 @@ class InstalledState:
     def _foreign_code(self, value: Any, depth: int = 0) -> str:
         """The function in a rule, or in its parts, that is not of an installed module; or none."""
         kind = type(value)
-        if kind in _WITHOUT_PARTS:
+        parts = _PARTS.get(kind)
+        if parts is None:
+            parts = _PARTS[kind] = _parts_of(kind)
+        if parts is _no_parts:
             return ""
         if kind is FunctionType:
             if not self._is_installed(value.__globals__):
                 return str(value.__qualname__)
             if value.__closure__ is None and not value.__dict__:
                 return ""
-        parts = _PARTS.get(kind)
-        if parts is None:
-            parts = _PARTS[kind] = _parts_of(kind)
         for part in parts(value) if depth < _DEEPEST else ():
             found = self._foreign_code(part, depth + 1)
             if found:
@@ -293,6 +339,10 @@ class InstalledState:
         return any(self._is_of_import(part, depth + 1) for part in inner)
 
 
+def _no_parts(_: Any) -> Iterable[Any]:
+    return ()
+
+
 def _of_function(function: FunctionType) -> list[Any]:
     parts = [_content(cell) for cell in function.__closure__ or ()]
     return [*parts, vars(function)["__wrapped__"]] if "__wrapped__" in vars(function) else parts
@@ -313,7 +363,7 @@ def _parts_of(kind: type) -> Callable[[Any], Iterable[Any]]:
     if issubclass(kind, tuple):
         return _PARTS[tuple]
     if not is_of_jax(kind) or issubclass(kind, type | attribute(*_PRIMITIVE)):
-        return lambda value: ()
+        return _no_parts
     names = [name for base in kind.__mro__ for name in vars(base).get("__slots__", ())]
 
     def parts(value: Any) -> list[Any]:
@@ -368,7 +418,7 @@ def _is_seldom_used(holder: _Holder, key: Any) -> bool:
 
     Or whether jax has nothing there, so that a server cannot trace what needs it.
     """
-    if holder.name.startswith("jax.experimental."):
+    if holder.name.startswith(_EXPERIMENTAL):
         return True
     if isinstance(key, type):
         return key.__module__.partition(".")[0] not in _TRUSTED

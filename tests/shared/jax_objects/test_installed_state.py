@@ -74,7 +74,7 @@ CHANGES: dict[str, tuple[str, Callable[[], Any]]] = {
 
 def state() -> InstalledState:
     """One that calls foreign what stands in a test."""
-    return InstalledState(lambda names: is_local_module(names.get("__name__")), with_modules=True)
+    return InstalledState(lambda names: is_local_module(names.get("__name__")), for_others=True)
 
 
 @pytest.fixture
@@ -143,8 +143,15 @@ def test_what_few_functions_use_counts_where_one_traces_for_others(
     monkeypatch.setattr(jax.Array, "__repr__", mine)
     assert client.changes() == []
     assert len(before.changes()) >= 2
+    monkeypatch.setattr(jax.numpy, "tan", jax.numpy.sin)
+    monkeypatch.setattr(jax.numpy, "a_new_name", mine, raising=False)
+    assert client.changes() == []
     monkeypatch.setitem(ad.primitive_jvps, lax.sin_p, mine)
-    assert [each.where.rpartition(".")[2] for each in client.changes()] == ["primitive_jvps[sin]"]
+    monkeypatch.setattr(jax.numpy, "tan", mine)
+    assert [each.where for each in client.changes()] == [
+        "jax._src.interpreters.ad.primitive_jvps[sin]",
+        "jax.numpy.tan",
+    ]
     monkeypatch.undo()
     assert before.changes() == []
 
