@@ -120,13 +120,14 @@ _VALID_S: Final = 86_400.0
 _MAX_KEPT: Final = 4096
 _MANY: Final = 5
 _MAX_REASON: Final = 300
+_MOST_WRAPPERS: Final = 16
 
 
 class FunctionRuns:
     """The runs of the functions of one place in the source.
 
     Attributes:
-        place: file, line and qualified name.
+        place: file, line and qualified name, and what a library has made of it.
         code: file and line: those of a library that jits functions of its own around the user's.
         calls: calls that this process has made.
         here: of these, the ones that it has run itself, since the server could not answer them.
@@ -160,16 +161,21 @@ class FormerRuns:
     def of(self, function: Callable[..., Any]) -> FunctionRuns | None:
         """Those of a function; None where its code has no place in a file of the user's.
 
-        The wrappers of a library, as of `equinox.filter_jit`, have one place for all functions.
+        What a library has made of one, as `jax.grad(f)`, has the place of that, and the names of
+        what has made it. The wrappers of a library of the user's own, as of `equinox.filter_jit`,
+        have one place for all functions.
         """
-        code = getattr(function, "__code__", None)
-        if code is None or not (
-            os.path.isabs(code.co_filename) and is_local_file(code.co_filename)
-        ):
-            return None
+        made_by: list[str] = []
+        code: Any = getattr(function, "__code__", None)
+        while code is None or not _is_of_the_user(code.co_filename):
+            inner = getattr(function, "__wrapped__", None)
+            if inner is None or len(made_by) == _MOST_WRAPPERS:
+                return None
+            made_by.append(type(function).__name__ if code is None else code.co_name)
+            function, code = inner, getattr(inner, "__code__", None)
         name = getattr(function, "__qualname__", code.co_name)
         line = f"{code.co_filename}:{code.co_firstlineno}"
-        found = FunctionRuns(f"{line}:{name}", line)
+        found = FunctionRuns(":".join([line, name, *made_by]), line)
         return self._runs.setdefault(found.place, found)
 
     def refusal(self, runs: FunctionRuns, server: object) -> str | None:
@@ -246,6 +252,10 @@ class FormerRuns:
                     with suppress(OSError):
                         self._newest_s = max(self._newest_s, os.stat(file).st_mtime)
         return self._newest_s
+
+
+def _is_of_the_user(file: str) -> bool:
+    return os.path.isabs(file) and is_local_file(file)
 
 
 former_runs: Final = FormerRuns()

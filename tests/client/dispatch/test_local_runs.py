@@ -86,6 +86,9 @@ def test_only_functions_in_files_of_the_user_are_written_down(
     assert runs.of(_refused("<string>")) is None
     mine = runs.of(_refused(f"{tmp_path}/mine.py"))
     assert mine is not None
+    derived = runs.of(jax.grad(_refused(f"{tmp_path}/mine.py")))
+    assert derived is not None
+    assert derived.place.startswith(f"{mine.place}:")  # one may be answered where the other is not
     mine.calls = mine.here = 1
     mine.reason = "why"
     monkeypatch.setattr(jax_changes, "were_found", True)
