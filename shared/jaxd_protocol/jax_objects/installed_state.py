@@ -129,7 +129,8 @@ class _Names:
 def _names_in_code(module: str) -> frozenset[str]:
     """The names in the code of a module itself: what it defines and imports, and some more."""
     spec = getattr(sys.modules.get(module), "__spec__", None)
-    code = spec.loader.get_code(module) if spec is not None else None
+    get_code = getattr(getattr(spec, "loader", None), "get_code", None)
+    code = None if get_code is None else get_code(module)
     return frozenset(() if code is None else code.co_names)
 
 
@@ -184,7 +185,7 @@ class InstalledState:
             del self._holders[number]
         seen: set[int] = set()  # most stand in several modules
         for name, names in self._modules.items():
-            if names.content != names.last:
+            if _differ(names.content, names.last):
                 self._look_at_names(name, names, seen)
             found += names.found
         return found
