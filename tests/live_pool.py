@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 from jaxd.connection.connect import open_connection
 from jaxd.connection.connection import ClientConnection
 from jaxd.connection.settings import Settings
+from jaxd_protocol.errors import CannotListen
 from jaxd_protocol.messages.calls import FAILED
 from jaxd_protocol.messages.failures import decode_failure
 from jaxd_protocol.messages.pool_view import POOL_VIEW, PoolMember, PoolView, unpacked
 from jaxd_protocol.network.addresses import Address
-from jaxd_server.auth.listeners import open_listeners
+from jaxd_server.auth.listeners import Listener, open_listeners
 from jaxd_server.auth.tls_setup import connection_hints, prepare_own_certificate
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.pool.director import Director, Obey
 from jaxd_server.pool.members import MemberTable
 from tests.live_server import TOKEN
+from tests.server.staging import until
 
 
 class LiveDirector:
@@ -63,7 +65,14 @@ class LiveDirector:
         for member in members:
             self.table.show(member)
         self._stack = ExitStack()
-        listeners = self._stack.enter_context(open_listeners(options.listen))
+        listeners: list[Listener] = []
+
+        def listens() -> bool:
+            with suppress(CannotListen):  # a connection of another test may have this very port
+                listeners.extend(self._stack.enter_context(open_listeners(options.listen)))
+            return bool(listeners)
+
+        until(listens)
         self.director = Director(self.table, options, listeners, obey, epoch)
         (line,) = connection_hints(options, listeners)
         self.tls = Address.parse(line.split("'")[1])
