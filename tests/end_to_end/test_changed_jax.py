@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxd import Client
+from jaxd import Client, connect
 from jaxd.errors import LostUpdateError, PackingError
 from tests.live_server import LiveServer
 
@@ -132,14 +132,16 @@ def test_a_later_rule_counts_for_a_new_signature(client: Client, monkeypatch: Pa
 
 
 def test_names_that_a_function_looks_up_or_jax_does_not_know_are_its_own(
-    client: Client, monkeypatch: Patch
+    live: LiveServer, client: Client, monkeypatch: Patch
 ) -> None:
     """What stands under them is a part of the function, or of nothing."""
     monkeypatch.setattr(jnp, "sin", lambda x: x * 3)
     monkeypatch.setattr(jnp, "a_name_of_mine", cosine, raising=False)
     assert np.asarray(client.persistent_call(lambda x: jnp.sin(x) + 1)(ONES)).tolist() == [4, 4]
-    with pytest.raises(PackingError, match=r"jax\.numpy\.sin is .*<lambda>"):
-        client.persistent_call(lambda x: x + 41)(ONES)
+    with connect(live.unix, place="here") as here:
+        for each in (client, here):
+            with pytest.raises(PackingError, match=r"jax\.numpy\.sin is .*<lambda>"):
+                each.persistent_call(lambda x: x + 41)(ONES)
 
 
 HERE = """

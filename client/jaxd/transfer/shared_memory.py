@@ -89,7 +89,7 @@ class SharedBlock:
         self.descriptor = shared_memory.create_sealed(nbytes)
         self.view = shared_memory.map_file(self.descriptor, nbytes, writable=True)
         self._bytes = sys.modules["numpy"].frombuffer(self.view, "u1")
-        self.address: int = self._bytes.__array_interface__["data"][0]
+        self.address = address_of(self.view)
 
     def __del__(self) -> None:
         if self.descriptor >= 0:

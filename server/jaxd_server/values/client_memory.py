@@ -7,9 +7,8 @@ import os
 import weakref
 from typing import Any, Final
 
-import numpy as np
-
 from jaxd_protocol.base import shared_memory
+from jaxd_protocol.base.buffers import address_of
 from jaxd_protocol.errors import LimitExceeded, ProtocolError
 
 MAX_BLOCKS: Final = 512
@@ -57,7 +56,7 @@ class ClientMemory:
         finally:
             os.close(descriptor)
         key = next(self._numbers)
-        start: int = np.frombuffer(view, "u1").__array_interface__["data"][0]
+        start = address_of(view)
         self._ranges[key] = (start, start + len(view))
         mapping: Any = view.obj
         weakref.finalize(mapping, self._ranges.pop, key, None).atexit = False

@@ -108,23 +108,6 @@ class _Holder:
         self.found: list[Change] = []
 
 
-class _Names:
-    """What stands under the names of a module.
-
-    Attributes:
-        content: what does.
-        last: what did when it was looked at last; None before that.
-        found: what did not belong there then.
-    """
-
-    __slots__ = ("content", "found", "last")
-
-    def __init__(self, content: dict[str, Any]) -> None:
-        self.content = content
-        self.last: dict[str, Any] | None = None
-        self.found: list[Change] = []
-
-
 @functools.cache
 def _names_in_code(module: str) -> frozenset[str]:
     """The names in the code of a module itself: what it defines and imports, and some more."""
@@ -152,7 +135,7 @@ class InstalledState:
     ) -> None:
         self._is_foreign = is_foreign
         self._for_others = for_others
-        self._modules: dict[str, _Names] = {}
+        self._modules: list[_Holder] = []
         self._holders: dict[int, _Holder] = {}
         self._seen: set[str] = set()
         self._new: frozenset[str] = frozenset()  # modules that were loaded since the last look
@@ -184,10 +167,10 @@ class InstalledState:
         for number in others:
             del self._holders[number]
         seen: set[int] = set()  # most stand in several modules
-        for name, names in self._modules.items():
-            if _differ(names.content, names.last):
-                self._look_at_names(name, names, seen)
-            found += names.found
+        for module in self._modules:
+            if _differ(module.content, module.last):
+                self._look_at_names(module, seen)
+            found += module.found
         return found
 
     def _find(self) -> None:
@@ -208,7 +191,7 @@ class InstalledState:
                 holder = _Holder(content, name, content, is_table=False)
                 self._holders.setdefault(id(content), holder)
             elif content and not name.startswith(_EXPERIMENTAL):
-                self._modules[name] = _Names(content)
+                self._modules.append(_Holder(content, name, content, is_table=False))
             for key, value in content.copy().items():
                 kind = type(value)
                 if kind in _TABLES:
@@ -234,19 +217,18 @@ class InstalledState:
         is_table = owner is content
         self._holders.setdefault(id(owner), _Holder(owner, name, content, is_table=is_table))
 
-    def _look_at_names(self, module: str, names: _Names, seen: set[int]) -> None:
+    def _look_at_names(self, module: _Holder, seen: set[int]) -> None:
         """Finds foreign functions under the names of a module; `seen`: ids of what is none."""
-        names.last = now = names.content.copy()
-        names.found = []
+        module.last = now = module.content.copy()
+        module.found = []
         for key, value in now.items():
             if _PARTS.get(type(value)) is _no_parts or id(value) in seen:
                 continue
             code = self._foreign_code(value)
             if not code:
                 seen.add(id(value))
-            elif key in _names_in_code(module):  # else jax does not know the name
-                where = f"{module}.{key}"
-                names.found.append(Change(names.content, key, _MISSING, where, code))
+            elif key in _names_in_code(module.name):  # else jax does not know the name
+                self._note_change(module, key, code)
 
     def _look(self, holder: _Holder, *, is_new: bool) -> None:
         """Finds what does not belong in a holder; `is_new`: an import may have changed it.

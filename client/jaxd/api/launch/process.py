@@ -1,4 +1,4 @@
-"""A process whose program is not changed: its environment, the hook, its words at its end."""
+"""A process whose program is not changed: the hook, and its words at its end."""
 
 from __future__ import annotations
 
