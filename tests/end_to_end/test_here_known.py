@@ -500,5 +500,21 @@ def test_arrays_of_numpy_that_jax_takes_for_others(client: Client) -> None:
         function({"x": np.ma.masked_array(array, array > 2)})
 
 
+def test_a_batch_of_numpy_goes_the_short_way(client: Client) -> None:
+    """Each leaf of such a tree is looked at: jax takes all of these for the array or the number."""
+    array, function = X.ravel(), client.persistent_call(_of_batch)
+    same(learned(function, {"x": array, "scale": 2}), jnp.asarray(array * 2))
+    same(learned(function, {"x": array + 1, "scale": 3}), jnp.asarray((array + 1) * 3))
+    for other in ({"x": jnp.asarray(array), "scale": 2}, {"x": array.astype(">f4"), "scale": 2}):
+        same(function(other), jnp.asarray(array * 2))
+    same(learned(function, {"x": jnp.asarray(array), "scale": 2}), jnp.asarray(array * 2))
+    with pytest.raises(ValueError, match="masked"):
+        function({"x": np.ma.masked_array(array, array > 2), "scale": 2})
+
+
+def _of_batch(batch: Any) -> Any:
+    return batch["x"] * batch["scale"]
+
+
 def _doubled(x: Any) -> Any:
     return (x["x"] if type(x) is dict else x) * 2

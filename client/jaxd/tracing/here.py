@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -161,7 +161,6 @@ class LocalCalls:
         # a pinned function is found by the skeleton of the call, which is made first
         self._is_pinned = spec.snapshot.is_pinned
         self._dispatched = _Dispatched()
-        self._kinds: frozenset[type] = frozenset()  # of arguments that jax tells apart as we do
         self._resets = 0
         self._runs = 0
 
@@ -182,10 +181,11 @@ class LocalCalls:
         if self._has_statics:
             statics = _plain_statics(self._statics, args, kwargs)
             args, kwargs = dynamic((args, kwargs), self._statics)
-        dispatched, kinds = self._dispatched, self._kinds
+        dispatched = self._dispatched
         fast = dispatched.calls.get(statics)
         if fast is None:
             return ELSEWHERE
+        kinds = dispatched.kinds
         for value in (*args, *kwargs.values()) if kwargs else args:
             if type(value) not in kinds and not dispatched.has(value):
                 return ELSEWHERE
@@ -297,8 +297,8 @@ class LocalCalls:
     ) -> FastCalls | None:
         """What dispatches such calls without Python; None where jax could take others for them."""
         statics = _plain_statics(self._statics, args, kwargs) if self._statics else None
-        found = None if self._is_pinned or statics is ELSEWHERE else _parts_of(wrapped)
-        dispatched = None if found is None else self._dispatched_with(*found)
+        parts = None if self._is_pinned or statics is ELSEWHERE else _Parts.of(wrapped)
+        dispatched = None if parts is None else self._dispatched_with(parts)
         if dispatched is None:
             return None
         fast = dispatched.calls.get(statics)
@@ -307,24 +307,25 @@ class LocalCalls:
                 fast = dispatched.calls.setdefault(statics, FastCalls(self._name))
             except Exception:  # noqa: BLE001  names that a newer jax does not have
                 return None
-        self._kinds = _NUMBERS | _CONTAINERS | {array_class()}
         return fast
 
-    def _dispatched_with(self, nodes: Sequence[Any], classes: set[type]) -> _Dispatched | None:
+    def _dispatched_with(self, parts: _Parts) -> _Dispatched | None:
         """The calls that are dispatched with such parts; None where they cannot be.
 
         Where what is known of a class is another thing, jax forgets what it has: to jax the two may
         be equal.
         """
+        if not parts.mixed <= self._dispatched.mixed:
+            self._dispatched = _Dispatched(self._dispatched.mixed | parts.mixed)
         for _ in range(2):
             dispatched = self._dispatched
-            takes = dispatched.takes(nodes, classes)
+            takes = dispatched.takes(parts)
             if takes:
                 return dispatched
             if takes is None or self._resets >= _MOST_RESETS:
                 return None
             self._resets += 1
-            self._dispatched = _Dispatched()
+            self._dispatched = _Dispatched(dispatched.mixed)
         return None
 
 
@@ -367,33 +368,45 @@ class _Dispatched:
     Replaced whole when that is another: who has taken it finds calls and parts that belong
     together. Thread-safe.
 
+    Args:
+        mixed: as in `_Parts`, of all calls that it is to have.
+
     Attributes:
         calls: by what is static.
+        kinds: of arguments that jax tells apart as we do.
+        mixed: see above.
         nodes: what is static in objects of a class, at the top of an argument.
         guards: detect changes of the user's classes, at the top of arguments and inside.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, mixed: frozenset[type] = frozenset()) -> None:
         self.calls: dict[Any, FastCalls] = {}
+        self.mixed = mixed
+        self.kinds: frozenset[type] = _NUMBERS | {array_class()} | (_CONTAINERS - mixed)
         self.nodes: dict[type, StaticNode] = {}
         self.guards: list[Guards] = []
         self._classes: set[type] = set()
 
     def has(self, value: Any) -> bool:
         """Whether an argument is one of those that jax tells apart, or is as it was."""
-        node = self.nodes.get(type(value))
-        return _is_native(value) if node is None else node.is_that_of(value)
+        kind = type(value)
+        node = self.nodes.get(kind)
+        if node is not None:
+            if not node.is_that_of(value):
+                return False
+        elif kind not in _CONTAINERS:
+            return _is_native(value)
+        return kind not in self.mixed or all(map(_is_told_apart, loaded_jax().tree.leaves(value)))
 
-    def takes(self, nodes: Sequence[Any], classes: set[type]) -> bool | None:
+    def takes(self, parts: _Parts) -> bool | None:
         """Whether these are as those of its calls, to which what is new is added.
 
         None where a change inside of one would not be noticed.
 
         Args:
-            nodes: the arguments that are objects with something static.
-            classes: the user's classes in the arguments.
+            parts: of the arguments of a call.
         """
-        for value in nodes:
+        for value in parts.nodes:
             node = self.nodes.get(type(value))
             if node is None:
                 made = StaticNode.of(value)
@@ -402,7 +415,7 @@ class _Dispatched:
                 node = self.nodes.setdefault(type(value), made)
             if not node.is_that_of(value):
                 return False
-        for each in classes - self._classes:
+        for each in parts.classes - self._classes:
             guarded = guard_content((each,), each.__qualname__)
             if guarded is None:
                 return None
@@ -434,30 +447,53 @@ def _plain_statics(statics: StaticArgs, args: tuple[Any, ...], kwargs: Mapping[s
     return found if are_plain else ELSEWHERE
 
 
-def _parts_of(arguments: Arguments) -> tuple[list[Any], set[type]] | None:
-    """The arguments that a `StaticNode` has to tell apart, and the user's classes in all of them.
+class _Parts(NamedTuple):
+    """What jax's dispatch does not tell apart in the arguments of a call.
 
-    None where jax could take other calls for such a call: it sees a member of an enum of integers
-    as an integer, 1 among static values as True, and a masked array in a tree as any array, while
-    to jaxd they are others. So a number or an array of numpy is an argument by itself, of exactly
-    its type, and the trees around arrays have nothing static but text, except at their top.
+    Attributes:
+        nodes: the arguments that a `StaticNode` has to tell apart.
+        classes: the user's classes in all of them.
+        mixed: the types of arguments with leaves in them that are no arrays of jax: what else is
+            such a leaf in another call has to be looked at.
     """
-    args, kwargs = arguments
-    nodes: list[Any] = []
-    classes: set[type] = set()
-    for value in (*args, *kwargs.values()):
-        kind = type(value)
-        if kind is array_class() or kind in _NUMBERS or _is_native(value):
-            continue
-        leaves, structure = loaded_jax().tree.flatten(value)
-        if any(type(leaf) is not array_class() for leaf in leaves):
-            return None
-        if kind not in _CONTAINERS:
-            nodes.append(value)
-        if not all(map(_is_plain, [structure] if kind in _CONTAINERS else structure.children())):
-            return None
-        classes.update(_local_classes(structure))
-    return nodes, classes
+
+    nodes: list[Any]
+    classes: set[type]
+    mixed: set[type]
+
+    @classmethod
+    def of(cls, arguments: Arguments) -> _Parts | None:
+        """Those of a call; None where jax could take other calls for it.
+
+        It sees a member of an enum of integers as an integer, 1 among static values as True, and a
+        masked array as any array, while to jaxd they are others. So a number or an array of numpy
+        is exactly of its type, and the trees around arrays have nothing static but text, except at
+        their top.
+        """
+        args, kwargs = arguments
+        parts = cls([], set(), set())
+        for value in (*args, *kwargs.values()):
+            if _is_told_apart(value):
+                continue
+            kind = type(value)
+            leaves, structure = loaded_jax().tree.flatten(value)
+            if any(type(leaf) is not array_class() for leaf in leaves):
+                if not all(map(_is_told_apart, leaves)):
+                    return None
+                parts.mixed.add(kind)
+            if kind not in _CONTAINERS:
+                parts.nodes.append(value)
+            tops = [structure] if kind in _CONTAINERS else structure.children()
+            if not all(map(_is_plain, tops)):
+                return None
+            parts.classes.update(_local_classes(structure))
+        return parts
+
+
+def _is_told_apart(leaf: Any) -> bool:
+    """Whether jax tells a leaf from all that jaxd tells from it."""
+    kind = type(leaf)
+    return kind is array_class() or kind in _NUMBERS or _is_native(leaf)
 
 
 def _is_native(value: Any) -> bool:
