@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import builtins
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cached_property, partial
 from types import FunctionType, MemberDescriptorType, ModuleType, SimpleNamespace
 from typing import Any, Final, NoReturn
@@ -117,8 +117,8 @@ def follow(
     if watched:
         walk.guards.watch(value)
     while steps and steps[0][0] != "+":
-        if steps[0][0] == "p":
-            if follow_into(walk, value, *steps[0][1]):
+        if steps[0][0] in _LAST_STEPS:
+            if _LAST_STEPS[steps[0][0]](walk, value, steps[0][1]):
                 return
             break
         if steps[0][0] == "!" or (walk.listed is not None and walk.is_listed(value, steps)):
@@ -195,6 +195,25 @@ def follow_into(walk: Walk, value: Any, function: FunctionType, name: str) -> bo
         walk.emit_uses(walk.label, value, uses)
     return True
 
+
+def _show(walk: Walk, value: Any, _: None) -> bool:
+    """Appends a module that travels by what is read of it; False for all else.
+
+    Of a module the message of an assert has the name that the code has for it.
+    """
+    is_module = isinstance(value, ModuleType) and walk.archives is None
+    if not (is_module and walk.is_local(value.__name__)):
+        return False
+    walk.tag("shown")
+    walk.reach.partial_read_of(value)
+    return True
+
+
+_LAST_STEPS: Final[Mapping[str, Callable[[Walk, Any, Any], bool]]] = {
+    "p": lambda walk, value, passed: follow_into(walk, value, *passed),
+    "r": _show,
+}
+"""Steps that end a path, by kind: what they append, unless all of the value counts."""
 
 _VALUES: Final = ATOMS | {tuple, frozenset}
 """Types whose equal instances may be one object in one process and two in another."""

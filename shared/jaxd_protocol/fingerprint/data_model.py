@@ -134,11 +134,14 @@ Step = tuple[str, Any]
 """`("a", name)` an attribute, `("i", key)` an item by a constant key, `("k", key)` whether there is
 one, as in ``"lr" in CONFIG``, `("w", name)` an attribute that is assigned, `("!", None)` given to
 jax to be called back, `("c", constant)` called with this constant as its first argument, `("p", …)`
-passed to a function, `("+", None)` after an attribute or item that is read and then assigned, as in
-``CONFIG["n"] += 1``."""
+passed to a function, `("r", None)` named in the message of an assert, `("+", None)` after an
+attribute or item that is read and then assigned, as in ``CONFIG["n"] += 1``."""
 
 Steps = tuple[Step, ...]
 
+
+SHOWN: Final[Steps] = (("r", None),)
+"""The steps of a read of which only the message of an assert that fails has anything."""
 
 _AS_CALLBACK: Final = (("!", None),)
 """The steps of a read whose value is only given to be called back."""

@@ -245,7 +245,7 @@ def _whole_where_passed(
     if uses is None:
         return None
     found = {
-        steps[:-1] if steps[-1:] and steps[-1][0] == "p" else steps: line for steps, line in uses
+        steps[:-1] if steps[-1:] and steps[-1][0] in "pr" else steps: line for steps, line in uses
     }
     return None if () in found else tuple(found.items())
 

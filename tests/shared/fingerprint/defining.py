@@ -11,7 +11,15 @@ from jaxd_protocol.fingerprint import WalkResult, walk
 from jaxd_protocol.fingerprint.code.reads import CodeFacts, facts_of
 from jaxd_protocol.fingerprint.process_view import ProcessView
 
-_SIGNS = {"a": ".{}", "i": "[{!r}]", "c": "({!r})", "w": "={}", "+": "+", "p": "→{0.place}"}
+_SIGNS = {
+    "a": ".{}",
+    "i": "[{!r}]",
+    "c": "({!r})",
+    "w": "={}",
+    "+": "+",
+    "p": "→{0.place}",
+    "r": "!r",
+}
 
 
 def define(source: str, name: str = "made_up", **names: Any) -> ModuleType:
@@ -55,7 +63,7 @@ def shown_steps(steps: Sequence[tuple[str, Any]]) -> str:
     """Steps as one text.
 
     `.a` an attribute, `['a']` an item, `('a')` a call, `=a` an attribute that is assigned, `→0` an
-    argument, `+` that what was read is assigned as well.
+    argument, `!r` the message of an assert, `+` that what was read is assigned as well.
     """
     return "".join(_SIGNS[kind].format(name) for kind, name in steps)
 

@@ -24,6 +24,7 @@ from jaxd_protocol.fingerprint.code.callbacks import (
 )
 from jaxd_protocol.fingerprint.code.content import digest_of
 from jaxd_protocol.fingerprint.data_model import (
+    SHOWN,
     Alias,
     CallbackReferences,
     Reader,
@@ -157,6 +158,9 @@ def facts_of(code: CodeType) -> CodeFacts:
 _READ_ALL_LOCALS: Final = frozenset({"locals", "vars", "eval", "exec", "dir"})
 
 
+_SHOWING: Final = frozenset({"_saferepr", "_should_repr_global_name"})
+"""What an assert that pytest has rewritten gives all that it names, for its message."""
+
 _TYPEGUARD_READS: Final = {"globals": 1, "locals": 3}
 """What the first line that typeguard adds to a function calls, so many instructions after the
 class that it gives them to, to look up types by name: ``TypeCheckMemo(globals(), locals())``."""
@@ -282,10 +286,21 @@ class _CodeReader:
         ):
             return
         self.names[each.value] = None
+        if self._is_shown_by_pytest(at):
+            self._read(each.value, SHOWN, False, each.line)
+            return
         steps, end = self._access_steps(at)
         if not self._is_alias(each, True, steps, end):
             written = self.instructions.is_written(steps, end)
             self._read(each.value, steps, written, each.line)
+
+    def _is_shown_by_pytest(self, at: int) -> bool:
+        """Whether what is loaded there only goes into the message of an assert."""
+        called = self.instructions[at - 1 : at + 2] if at >= 2 else []
+        if [each.op for each in called[::2]] not in _SHOWN_BY:
+            return False
+        is_call = called[0].value in _SHOWING and called[2].arg == 1
+        return is_call and self.instructions[at - 2].value == "@pytest_ar"
 
     def _is_by_typeguard(self, at: int) -> bool:
         """Whether `TypeCheckMemo` is loaded there in code that typeguard has instrumented."""
@@ -422,6 +437,7 @@ statement names; None for its top-level package, which `import a.b` binds."""
 
 _NO_EFFECT: Final = HERE.without_effect | {"PRECALL", "PUSH_NULL", "RESUME", "COPY_FREE_VARS"}
 _ATTRIBUTE: Final = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
+_SHOWN_BY: Final = [[each, "CALL"] for each in sorted(_ATTRIBUTE)]
 _STORE: Final = frozenset({"STORE_FAST", "STORE_NAME", "STORE_DEREF", "STORE_GLOBAL"})
 _STORE_VARIABLE: Final = frozenset(
     {"STORE_FAST", "STORE_DEREF", "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST"}

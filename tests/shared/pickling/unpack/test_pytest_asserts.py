@@ -7,6 +7,7 @@ import inspect
 import json
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from _pytest.assertion import rewrite
@@ -14,7 +15,11 @@ from _pytest.assertion import rewrite
 from jaxd_protocol.fingerprint import walk
 from jaxd_protocol.pickling.pack.functions import pack_function
 from jaxd_protocol.pickling.unpack import pytest_asserts
+from tests.shared.fingerprint.defining import define
 from tests.shared.pickling.processes import round_trip, run
+
+if TYPE_CHECKING:
+    import pytest
 
 LIMIT = 3
 
@@ -38,6 +43,32 @@ try:
 except AssertionError as error:
     print(error)
 """
+
+
+helpers = define(
+    "import threading\nRATE, OTHER, LOCK = 2, 3, threading.Lock()", name="made_helpers"
+)
+
+
+def scaled(x: int) -> int:
+    assert helpers.RATE > 0
+    assert isinstance(x, int), helpers.RATE
+    return x * helpers.RATE
+
+
+def test_a_module_that_an_assert_names_counts_by_what_is_read_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The message of the assert has its name alone; so what else is in it need not travel."""
+    found = walk(scaled, "it")
+    assert found.reach.part_of(helpers) == {"RATE"}
+    assert round_trip(scaled)(2) == 4
+    monkeypatch.setattr(helpers, "OTHER", 4)
+    assert found.guards.hold()
+    assert walk(scaled, "it").fingerprint.digest == found.fingerprint.digest
+    monkeypatch.setattr(helpers, "RATE", 5)
+    assert not found.guards.hold()
+    assert walk(scaled, "it").fingerprint.digest != found.fingerprint.digest
 
 
 def test_an_assert_works_without_pytest(tmp_path: Path) -> None:
