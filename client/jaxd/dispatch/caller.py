@@ -113,7 +113,7 @@ class Caller:
         with spec.snapshot.pickling_context():
             encoded = encode_arguments(args, kwargs, spec.statics, classes, self.session.store)
         if classes:
-            spec.snapshot.reader.learn(classes)
+            spec.snapshot.learn_objects(classes)
         if encoded.skeleton not in spec.snapshot.admitted:
             spec.snapshot.admit(encoded.skeleton)
         stay = result_policy_for(results, on_values=bool(encoded.values))

@@ -69,7 +69,7 @@ def encode_warm_request(
     with snapshot.pickling_context():
         skeleton, buffers = encode_specs(args, kwargs, spec.statics, known_objects)
     if known_objects:
-        snapshot.reader.learn(known_objects)
+        snapshot.learn_objects(known_objects)
     snapshot.admit(skeleton)
     return WarmRequest(spec, skeleton, b"", buffers, None, "auto", strict)
 

@@ -16,6 +16,7 @@ from jaxd.interop.jax_runtime import (
     is_mutable_in_jax,
     loaded_jax,
 )
+from jaxd.request.function_snapshot import TOLD_APART
 from jaxd.results.reader import STANDS_FOR
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import ArgumentError, PackingError
@@ -344,6 +345,8 @@ class ArgumentEncoder(TreeEncoder):
         self._known_objects.update(data.classes)
         self._known_objects.update(data.objects)
         self._known_objects.update(data.installed)
+        if data.told_apart:
+            self._known_objects.setdefault(TOLD_APART, []).extend(data.told_apart)
 
 
 def _jax_array(encoder: ArgumentEncoder, value: Any) -> None:

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
 from math import inf
 from time import monotonic
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from jaxd.interop.jax_runtime import jax_changes
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
 
 WARN_AFTER: Final = 16
 """So often may one function be made persistent: a loop does it more often, a test suite less."""
+
+TOLD_APART: Final = "told apart"
+"""The key of objects, among what was met in arguments, that code only tells apart by identity."""
 
 _MAX_PLACES: Final = 1000
 
@@ -275,6 +279,47 @@ class FunctionSnapshot:
     def fingerprint(self) -> bytes:
         """Sixteen bytes that stand for the function, with what it reads of this process."""
         return self.manifest.recorded_fingerprint
+
+    def learn_objects(self, met: dict[Any, Any]) -> None:
+        """Takes what was met when arguments were packed: results may have it in them.
+
+        Raises:
+            PackingError: when the function reaches one of these objects itself, and only identity
+                tells it from others: on the server these would be two.
+        """
+        for each in met.pop(TOLD_APART, ()):
+            if id(each) in self._reached:
+                kind = type(each).__qualname__
+                raise PackingError(
+                    f"an argument of {self.name} holds an object of type {kind} that the function "
+                    "also has by itself, and code can only tell it from others by identity: on "
+                    "the server these would be two. Make it a global of a module of yours with "
+                    "nothing but text and numbers in it, a member of an enum, or give the class "
+                    "__eq__ and __hash__; or let the function have it in one way only."
+                )
+        for each in met.values():
+            if type(each) is FunctionType and id(each) in self._compared:
+                raise PackingError(
+                    f"an argument of {self.name} holds the function {each.__qualname__}, which its "
+                    "code compares arguments with: on the server these would be two functions. "
+                    "Pass a name or a member of an enum instead, and choose by that."
+                )
+        if met:
+            self.reader.learn(met)
+
+    @cached_property
+    def _compared(self) -> frozenset[int]:
+        """By `id`, what code that it reaches compares with other objects."""
+        from jaxd_protocol.fingerprint.access_paths import compared_with  # few arguments are code
+
+        return frozenset(map(id, compared_with(self._walk_result.reach.functions)))
+
+    @cached_property
+    def _reached(self) -> frozenset[int]:
+        """By `id`, all objects that count whole."""
+        reach = self._walk_result.reach
+        met = (*reach.numbered, *reach.objects)
+        return frozenset(id(each) for each in met if reach.part_of(each) is None)
 
     def admit(self, skeleton: bytes) -> None:
         """Lets calls with a signature be answered by programs that others have as well.

@@ -432,8 +432,10 @@ class LocalObjects:
         if found is not _missing:
             return found
         if self._named_in_code is None:
-            bare = (each for each in (*self._objects, *self._others) if type(each) is object)
-            self._named_in_code = _by_name((*self._installed, *bare))
+            from jaxd_protocol.packages.bare_objects import own_name
+
+            own = filter(own_name, (*self._objects, *self._others))
+            self._named_in_code = _by_name((*self._installed, *own))
         found = self._named_in_code.get((module, name), _missing)
         return self._empty_constant(module, name) if found is _missing else found
 
@@ -589,15 +591,14 @@ def _is_node(cls: type) -> bool:
 
 def _by_name(installed: Iterable[Any]) -> dict[tuple[str, str], Any]:
     """Installed objects, and bare ones, by the name that a server has for each."""
-    from jaxd_protocol.packages.bare_objects import own_object_name
+    from jaxd_protocol.packages.bare_objects import own_name
     from jaxd_protocol.pickling.pack.instances import installed_name
 
     found = {}
     for value in installed:
         home = getattr(value, "__module__", None)
         if home != "builtins" or _is_data_type(value):
-            own = own_object_name(value) if type(value) is object else None
-            name = installed_name(value) or own
+            name = installed_name(value) or own_name(value)
             if name is not None:
                 found[name] = value
     return found

@@ -220,7 +220,9 @@ class StoreCalls:
         """What answers a call, or why nothing does; and what runs the calls of its function."""
         try:
             with spec.snapshot.pickling_context():
-                skeleton, pickles = encode_specs(args, kwargs, spec.statics, {})
+                met: dict[Any, Any] = {}
+                skeleton, pickles = encode_specs(args, kwargs, spec.statics, met)
+            spec.snapshot.learn_objects(met)
         except Exception:  # noqa: BLE001  a tracer, or what cannot be described
             return None, "its arguments cannot be described without their data"
         if pickles:

@@ -627,7 +627,9 @@ class HereCaller(Caller):
         """The result of a call that is found by its skeleton, for which no data is read."""
         try:
             with spec.snapshot.pickling_context():
-                skeleton, pickles = encode_specs(args, kwargs, spec.statics, {})
+                met: dict[Any, Any] = {}
+                skeleton, pickles = encode_specs(args, kwargs, spec.statics, met)
+            spec.snapshot.learn_objects(met)
         except PackingError:  # such as an array that is spread over devices of this process
             return self._run_jitted(spec, (args, kwargs))
         except Exception:  # noqa: BLE001  raised again where the call is encoded

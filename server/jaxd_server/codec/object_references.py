@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.jax_objects.data_values import numeric_function_name, parts_of
-from jaxd_protocol.packages.bare_objects import own_object_name
+from jaxd_protocol.packages.bare_objects import own_name
 from jaxd_protocol.packages.installed import is_local_module
 from jaxd_protocol.pickling.pack.instances import installed_name
 from jaxd_protocol.pickling.unpack.archives import content_id_of
@@ -123,7 +123,7 @@ def _place_of(value: Any) -> Place | None:
     installed = installed_name(value)
     if installed is not None and not is_local_module(installed[0]):
         return "i", installed  # a number would be known only to clients of one function
-    own = own_object_name(value) if type(value) is object else None
+    own = own_name(value)
     if own is not None:
         return "i", own  # for the same reason
     places = object_numbers.of(value)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import builtins
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cached_property, partial
 from types import FunctionType, MemberDescriptorType, ModuleType, SimpleNamespace
 from typing import Any, Final, NoReturn
@@ -337,6 +337,22 @@ def _class_attribute(walk: Walk, cls: type, steps: Steps) -> Followed | None:
     walk.guards.attribute(cls, "__bases__", cls.__bases__)
     walk.reach.partial_read_of(cls).names.add(name)
     return _result_of_step(walk, value, f".{name}", rest)
+
+
+def compared_with(functions: Collection[FunctionType]) -> Iterator[Any]:
+    """The globals and closure variables of functions that their code compares with others."""
+    for function in functions:
+        code = function.__code__
+        cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
+        for name, *attributes in facts_of(code).compared:
+            try:
+                cell = cells.get(name)
+                found = function.__globals__.get(name) if cell is None else cell.cell_contents
+                for each in attributes:
+                    found = vars(found).get(each)
+            except (TypeError, ValueError):  # no such object, or an empty cell
+                continue
+            yield found
 
 
 def uses_of_first_parameter(walk: Walk, function: Any) -> dict[Steps, int] | None:

@@ -563,6 +563,11 @@ class Walk:
         if name and key not in self._parts and len(self._parts) < MAX_PARTS:
             self._parts[key] = Part(kind, name, digest(content)[:8], text, where)
 
+    @property
+    def ignores(self) -> bool:
+        """Whether something that is reached does not count, by the way that leads to it."""
+        return bool(self._ignore)
+
     def is_local(self, module: str) -> bool:
         """Whether a module travels by value."""
         if type(module) is not str:  # a class written in C may have anything as its __module__

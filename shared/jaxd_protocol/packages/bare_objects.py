@@ -123,6 +123,76 @@ def own_object_name(value: object) -> Place | None:
     return _own_objects.name_of(value)
 
 
+def own_name(value: Any) -> Place | None:
+    """`own_object_name` of an `object()`, `own_constant_name` of any other."""
+    return own_object_name(value) if type(value) is object else own_constant_name(value)
+
+
+def own_constant_name(value: Any) -> Place | None:
+    """Module and name of a constant of the user's: an object that stands for what it is called.
+
+    Such as ``UNSET = Unset()`` or ``SYMMETRIC = Tag("symmetric")``: an instance of a class of the
+    user's that code can only tell from others by identity, a global of a module of the user's, with
+    nothing in it but text and numbers. Or what stands for a client's. None for any other object.
+    """
+    cls = type(value)
+    if not is_told_by_identity(cls) or not all(map(_is_plain, vars(value).values())):
+        return None
+    made = _own_objects.made_name_of(value)
+    if made is not None or not is_local_module(cls.__module__):
+        return made
+    known: Place | None = _constants.get(value)
+    if value not in _constants or not (known is None or _has(known, value)):
+        known = _constants[value] = _own_objects.find(value)
+    return known
+
+
+def keep_constant(value: Any, module: str, name: str) -> Any:
+    """Notes that an object stands in this process for a client's constant of that name."""
+    return _own_objects.stand_for(value, module, name)
+
+
+_constants: WeakKeyDictionary[object, Any] = WeakKeyDictionary()
+"""The names of those that were asked about, and None for the others. None of them is kept alive."""
+
+_kinds_of_constants: WeakKeyDictionary[type, bool] = WeakKeyDictionary()
+
+
+def is_told_by_identity(cls: Any) -> bool:
+    """Whether instances are nothing but attributes, and are compared as which object they are."""
+    if cls is object or not cls.__flags__ & _MADE_BY_PYTHON:
+        return False
+    found = _kinds_of_constants.get(cls)
+    if found is None:
+        found = _kinds_of_constants[cls] = _has_identity_alone(cls)
+    return found
+
+
+_IDENTITY: Final = ("__eq__", "__hash__", "__getattribute__", "__reduce__", "__reduce_ex__")
+_FORMS: Final = (
+    *("__getattr__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__"),
+    "__fingerprint__",
+)
+
+
+def _has_identity_alone(cls: type) -> bool:
+    bases = cls.__mro__[:-1]
+    return (
+        all(map(_may_be_empty, bases))
+        and bool(cls.__dictoffset__)
+        and all(getattr(cls, name) is getattr(object, name) for name in _IDENTITY)
+        and not any(name in vars(base) for base in bases for name in _FORMS)
+    )
+
+
+_PLAIN: Final = frozenset({bool, bytes, complex, float, int, str, type(None)})
+
+
+def _is_plain(value: Any) -> bool:
+    kind = type(value)
+    return all(map(_is_plain, value)) if kind is tuple else kind in _PLAIN
+
+
 def object_of_name(module: str, name: str) -> object:
     """What stands in this process for the `object()` of that name in a client's module."""
     return _own_objects.named(module, name, object)
@@ -225,20 +295,34 @@ class _OwnObjects:
         self._known = BoundedDict[int, tuple[object, Place | None]](_MAX_KNOWN)
         self._made: dict[tuple[str, str, type], object] = {}
         self._made_names: dict[int, Place] = {}
+        self._constants: list[object] = []
         self._tables: dict[str, tuple[int, list[str]]] = {}  # by module: how long it was
         self._found: tuple[int, int, list[tuple[Place, WeakTable]]] = (-1, -1, [])
 
     def name_of(self, value: object) -> Place | None:
         """The name of an object; None when it has none."""
-        made = self._made_names.get(id(value))
+        made = self.made_name_of(value)
         if made is not None:
             return made
         known = self._known.get(id(value))  # it keeps the object, and with that its id
         if known is None or not (known[1] is None or _has(known[1], value)):
-            modules = _own_modules(len(sys.modules))
-            places = [place for module in modules for place in _places_in(module, value)]
-            known = self._known[id(value)] = value, _first(places)
+            known = self._known[id(value)] = value, self.find(value)
         return known[1]
+
+    def find(self, value: object) -> Place | None:
+        """The name that a module of the user's has for an object now."""
+        modules = _own_modules(len(sys.modules))
+        return _first([place for module in modules for place in _places_in(module, value)])
+
+    def made_name_of(self, value: object) -> Place | None:
+        """The name of what stands for a client's; None for anything else."""
+        return self._made_names.get(id(value))
+
+    def stand_for(self, value: Any, module: str, name: str) -> Any:
+        """The same object, which is kept, and has that name from now on."""
+        self._constants.append(value)
+        self._made_names[id(value)] = (module, name)
+        return value
 
     def named(self, module: str, name: str, kind: type) -> Any:
         """The object of a name; the same one at each call."""

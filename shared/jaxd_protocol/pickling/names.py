@@ -68,10 +68,17 @@ _MODULES: Final = {
     "jaxd_protocol.pickling.unpack.rebuild": {
         "fill_part": "set_attributes",
         **_same(
-            *("fill", "fill_cell", "fill_class", "fill_config", "fill_enum", "fill_function"),
-            *("fill_instance", "fill_later", "fill_mapping", "fill_module", "fill_primitive"),
+            *("fill", "fill_cell", "fill_class", "fill_config", "fill_constant", "fill_enum"),
+            *(
+                "fill_function",
+                "fill_instance",
+                "fill_later",
+                "fill_mapping",
+                "fill_module",
+                "fill_primitive",
+            ),
             *("fill_set", "make_cell", "make_class", "make_code", "make_context_variable"),
-            *("make_enum", "make_function", "make_function_in", "make_instance"),
+            *("make_constant", "make_enum", "make_function", "make_function_in", "make_instance"),
             *("make_library_function", "make_mapping", "make_module", "make_placeholder"),
             *("make_primitive", "namespace_of", "same"),
         ),

@@ -88,6 +88,7 @@ class CodeFacts(NamedTuple):
         imports: import statements.
         callbacks_passed: what is given to jax to be called back.
         readers: what it reads of all that it reaches, beside what counts in any case.
+        compared: access paths of globals and free variables that are compared with other objects.
     """
 
     digest: bytes
@@ -97,6 +98,7 @@ class CodeFacts(NamedTuple):
     imports: tuple[Import, ...]
     callbacks_passed: CallbackReferences
     readers: frozenset[Reader]
+    compared: frozenset[tuple[str, ...]]
 
 
 _READERS_BY_ATTRIBUTE: Final[dict[str, Reader]] = {
@@ -206,6 +208,7 @@ class _CodeReader:
             tuple(dict.fromkeys([*self._own_imports(uses), *self.inner_imports])),
             callback_references(self.code, [each.callbacks_passed for each in self.inner]),
             _readers_in(self.code, self.listing).union(*(each.readers for each in self.inner)),
+            self.instructions.compared().union(*(each.compared for each in self.inner)),
         )
 
     # what is loaded ---------------------------------------------------------------------------
@@ -438,6 +441,8 @@ statement names; None for its top-level package, which `import a.b` binds."""
 _NO_EFFECT: Final = HERE.without_effect | {"PRECALL", "PUSH_NULL", "RESUME", "COPY_FREE_VARS"}
 _ATTRIBUTE: Final = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
 _SHOWN_BY: Final = [[each, "CALL"] for each in sorted(_ATTRIBUTE)]
+_COMPARE: Final = frozenset({"IS_OP", "COMPARE_OP", "CONTAINS_OP"})
+_LOAD_FROM_OUTSIDE: Final = frozenset({"LOAD_GLOBAL", "LOAD_DEREF"})
 _STORE: Final = frozenset({"STORE_FAST", "STORE_NAME", "STORE_DEREF", "STORE_GLOBAL"})
 _STORE_VARIABLE: Final = frozenset(
     {"STORE_FAST", "STORE_DEREF", "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST"}
@@ -581,6 +586,29 @@ class Instructions(list[Instruction]):
             if above <= 0:
                 return False
         return False
+
+    def compared(self) -> frozenset[tuple[str, ...]]:
+        """What is compared here: the names of globals and free variables, with attributes."""
+        found: set[tuple[str, ...]] = set()
+        for at, each in enumerate(self):
+            if each.op in _COMPARE:
+                right, begin = self._named_before(at)
+                left, _ = self._named_before(begin)
+                found.update(filter(None, (right, left)))
+        return frozenset(found)
+
+    def _named_before(self, at: int) -> tuple[tuple[str, ...], int]:
+        """The access path that is loaded before an instruction, and where that begins."""
+        names: tuple[str, ...] = ()
+        for place in range(at - 1, -1, -1):
+            each = self[place]
+            if each.op in _ATTRIBUTE:
+                names = (each.value, *names)
+            elif each.op in _LOAD_FROM_OUTSIDE:
+                return (each.value, *names), place
+            else:
+                break
+        return (), at - 1
 
     def from_names(self, at: int) -> Iterator[BoundName]:
         """What `from … import …` binds, whose names begin at `at`."""

@@ -35,7 +35,11 @@ from jaxd_protocol.fingerprint.walk import Walk, short_repr
 from jaxd_protocol.jax_objects.decomposition import ObjectParts, decompose
 from jaxd_protocol.jax_objects.names import kind_of, name_of_jax_object
 from jaxd_protocol.jax_objects.registrations import is_own_primitive, rule_tables
-from jaxd_protocol.packages.bare_objects import constant_name, names_of_bare_object
+from jaxd_protocol.packages.bare_objects import (
+    constant_name,
+    names_of_bare_object,
+    own_constant_name,
+)
 from jaxd_protocol.packages.importable import importable_name
 from jaxd_protocol.packages.installed import is_local_module
 
@@ -96,8 +100,19 @@ def _emit_instance(walk: Walk, value: Any) -> None:
         walk.numbered(value, _context_variable)
     elif isinstance(value, threading.local):
         walk.numbered(value, _thread_local)
+    elif not walk.ignores and (place := own_constant_name(value)) is not None:
+        walk.guards.answer(partial(own_constant_name, value), place)
+        emit_by_content(walk, value, partial(_constant, place), ".".join(place))
     else:
         walk.numbered(value, _instance)
+
+
+def _constant(place: tuple[str, str], walk: Walk, value: Any) -> None:
+    """Appends what code may ask which one it is, by its name beside its content."""
+    walk.tag("own constant")
+    for each in place:
+        walk.text(each)
+    _instance(walk, value)
 
 
 def _flax_mapping(walk: Walk, value: Any) -> None:

@@ -34,7 +34,11 @@ from jaxd_protocol.fingerprint.guards import all_changes_are_seen
 from jaxd_protocol.fingerprint.values.reflection import subclasses_of
 from jaxd_protocol.jax_objects.names import kind_of
 from jaxd_protocol.jax_objects.registrations import is_own_primitive
-from jaxd_protocol.packages.bare_objects import object_of_name
+from jaxd_protocol.packages.bare_objects import (
+    is_told_by_identity,
+    object_of_name,
+    own_constant_name,
+)
 from jaxd_protocol.packages.importable import find_object, importable_name
 from jaxd_protocol.packages.installed import OWN_PACKAGES, is_local_module
 from jaxd_protocol.pickling.pack.classes import class_name
@@ -86,6 +90,7 @@ def _pack(value: Any, what: str, buffers: list[memoryview] | None) -> Packed:
         with suppress(_ContentChanged), one_moment():
             pickler = _ArgumentPickler(ReachedObjects(archives=current_packing().archives), collect)
             packed = dump(pickler, value, value, what)
+            packed.told_apart = tuple(pickler.told_apart)
             pickler.compare_unwatched()
             return packed
         next_moment()
@@ -110,7 +115,11 @@ def _is_named(reduced: Any) -> bool:
 
 
 class _ArgumentPickler(Pickler):
-    """Writes data; code in it by its content."""
+    """Writes data; code in it by its content.
+
+    Attributes:
+        told_apart: as in `Packed`.
+    """
 
     def __init__(
         self, reach: ReachedObjects, collect: Callable[[pickle.PickleBuffer], Any] | None
@@ -119,6 +128,7 @@ class _ArgumentPickler(Pickler):
         self._makers: dict[int, Any] = {}  # by id, which each keeps while it is here
         self._unwatched: dict[bytes, tuple[Any, Packed]] = {}
         self._arrived: dict[bytes, Any] = {}  # by content id
+        self.told_apart: list[Any] = []
 
     def reducer_override(self, value: Any) -> Any:
         """As that of a function's pickler, except for code."""
@@ -153,12 +163,14 @@ class _ArgumentPickler(Pickler):
             return archived
         if isinstance(value, FunctionWrapper | BoundWrapper):  # its name may lead to another object
             return self._interned(value)
-        if is_own_primitive(value):
+        if is_own_primitive(value) or own_constant_name(value) is not None:
             return self._interned(value)
         if type(value) in _CODE_TYPES or kind_of(value) in _JITTED_KINDS:
             is_local = type(value) is types.FunctionType and is_local_function(value)
             name = None if is_local else importable_name(value)
             return self._interned(value) if name is None else self.by_name(value, name)
+        if is_told_by_identity(type(value)):
+            self.told_apart.append(value)
         return super().reducer_override(value)
 
     def reduce_type(self, cls: type) -> Any:

@@ -25,6 +25,7 @@ from jaxd_protocol.jax_objects.registrations import (
     is_own_primitive,
     rules_of,
 )
+from jaxd_protocol.packages.bare_objects import own_constant_name
 from jaxd_protocol.packages.importable import importable_name, name_within
 from jaxd_protocol.packages.installed import is_local_module
 from jaxd_protocol.pickling.pack.interface import Packer
@@ -83,6 +84,18 @@ def reduce_primitive(packer: Packer, value: Any) -> Any:
     return packer.nested(
         value, made, rebuild.fill_primitive, lambda: (dict(vars(value)), rules_of(value))
     )
+
+
+def reduce_constant(packer: Packer, value: Any) -> Any:
+    """A reduce tuple for a constant of the user's, which is one object whatever leads to it.
+
+    `NotImplemented` for any other object.
+    """
+    name = own_constant_name(value)
+    if name is None:
+        return NotImplemented
+    made = rebuild.make_constant, (tuple(packer.class_id(value, name)), type(value))
+    return packer.nested(value, made, rebuild.fill_constant, lambda: dict(vars(value)))
 
 
 def _creation_attributes(cls: type) -> dict[str, Any]:

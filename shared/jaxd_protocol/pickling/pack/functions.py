@@ -33,8 +33,10 @@ class Packed(bytes):
             id.
         installed: callables and classes of installed packages that arguments held, by the name
             under which they were packed.
+        told_apart: objects that arguments held, which code can only tell from others by identity.
     """
 
+    told_apart: tuple[Any, ...] = ()
     classes: dict[tuple[str, str], type]
     objects: dict[bytes, Any]
     installed: dict[tuple[str, str], Any]

@@ -28,7 +28,7 @@ class Packer(Protocol):
     def by_name(self, value: Any, name: tuple[str, str]) -> Any:
         """An installed object under the name that leads to it."""
 
-    def class_id(self, cls: Any) -> ClassId:
+    def class_id(self, cls: Any, name: tuple[str, str] | None = None) -> ClassId:
         """The id of a class by value, or of a primitive of jax."""
 
     def nested(

@@ -27,7 +27,12 @@ from jaxd_protocol.packages.installed import OWN_PACKAGES, is_local_module
 from jaxd_protocol.pickling import names
 from jaxd_protocol.pickling.arrays import reduce_array
 from jaxd_protocol.pickling.code_objects import code_arguments
-from jaxd_protocol.pickling.pack.classes import class_name, reduce_class, reduce_primitive
+from jaxd_protocol.pickling.pack.classes import (
+    class_name,
+    reduce_class,
+    reduce_constant,
+    reduce_primitive,
+)
 from jaxd_protocol.pickling.pack.function_parts import reduce_function
 from jaxd_protocol.pickling.pack.instances import (
     is_plain,
@@ -167,6 +172,7 @@ class Pickler(pickle.Pickler):
             reduce_array,
             reduce_jax,
             partial(reduce_primitive, self),
+            partial(reduce_constant, self),
             reduce_struct_sequence,
             reduce_config,
         )
@@ -211,17 +217,18 @@ class Pickler(pickle.Pickler):
         own = (getattr(value, "__module__", None), getattr(value, "__qualname__", None))
         return name[1] if name == own else (find_object, name)
 
-    def class_id(self, cls: Any) -> ClassId:
-        """The id of a class by value, or of a primitive of jax.
+    def class_id(self, cls: Any, name: tuple[str, str] | None = None) -> ClassId:
+        """The id of a class by value, of a primitive of jax or of a constant with that name.
 
         Of two that are alike, as after a reload of their module, the second has one that leads to
         no content: it is another class on the server, too, and this function's own.
         """
-        called = getattr(cls, "__qualname__", None) or cls.name
-        name = ClassId(content_id(cls), called, cls.__module__)
-        while self.classes.setdefault(name, cls) is not cls:
-            name = name._replace(content=digest(b"alike" + name.content))
-        return name
+        if name is None:
+            name = cls.__module__, getattr(cls, "__qualname__", None) or cls.name
+        found = ClassId(content_id(cls), name[1], name[0])
+        while self.classes.setdefault(found, cls) is not cls:
+            found = found._replace(content=digest(b"alike" + found.content))
+        return found
 
     def nested(
         self, value: Any, made: tuple[Any, ...], filler: Filler, state: Callable[[], Any]

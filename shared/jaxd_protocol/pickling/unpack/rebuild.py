@@ -22,6 +22,7 @@ from jaxd_protocol.jax_objects.registrations import (
     finish_class,
     finish_primitive,
 )
+from jaxd_protocol.packages.bare_objects import keep_constant
 from jaxd_protocol.pickling.code_objects import CodeLocation, find_code
 from jaxd_protocol.pickling.unpack.content_table import ClassId, content_table
 from jaxd_protocol.pickling.unpack.private_modules import PrivateModules
@@ -233,6 +234,19 @@ def make_primitive(name: tuple[bytes, str, str], kind: type) -> Any:
 def fill_primitive(primitive: Any, state: tuple[dict[str, Any], dict[Place, Any]]) -> None:
     """Completes a primitive that was made in this unpacking; any other stays as it is."""
     content_table.fill_once(primitive, lambda: finish_primitive(primitive, *state))
+
+
+def make_constant(name: tuple[bytes, str, str], kind: type) -> Any:
+    """The known constant of that id, or a new one without attributes."""
+    _, called, module = name
+    return content_table.class_of(
+        ClassId(*name), lambda: keep_constant(object.__new__(kind), module, called)
+    )
+
+
+def fill_constant(constant: Any, attributes: dict[str, Any]) -> None:
+    """Completes a constant that was made in this unpacking; any other stays as it is."""
+    content_table.fill_once(constant, lambda: vars(constant).update(attributes))
 
 
 def set_attributes(cls: type, attributes: dict[str, Any]) -> None:

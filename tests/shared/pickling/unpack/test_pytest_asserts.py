@@ -53,7 +53,7 @@ helpers = define(
 def scaled(x: int) -> int:
     assert helpers.RATE > 0
     assert isinstance(x, int), helpers.RATE
-    return x * helpers.RATE
+    return int(x * helpers.RATE)
 
 
 def test_a_module_that_an_assert_names_counts_by_what_is_read_of_it(

@@ -1,0 +1,196 @@
+"""Code that asks which object it has gets the answer that it gets under `jax.jit`.
+
+Objects reach a server by several ways: with a function, with a class that another function has
+brought before, in arguments. What code can only tell from others by identity is one object there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxd import Client
+from jaxd.errors import PackingError
+
+X = np.arange(3.0, dtype=np.float32)
+
+
+class Tag:
+    """Two of them differ, however equal what is in them."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class Unset:
+    """There is one."""
+
+    _only: Self | None = None
+
+    def __new__(cls) -> Self:
+        cls._only = cls._only or super().__new__(cls)
+        return cls._only
+
+
+FAST, SLOW = Tag("way"), Tag("way")
+UNSET = Unset()
+TABLE = {FAST: 2.0, SLOW: 3.0}
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Operator:
+    """A node of jax with a static tag, which its own code compares as well."""
+
+    data: Any
+    tag: Any = field(default=UNSET, metadata={"static": True})
+
+    def apply(self, x: Any) -> Any:
+        return x * (2.0 if self.tag is FAST else 3.0 if self.tag is SLOW else 5.0) * self.data
+
+    def is_unset(self) -> bool:
+        return self.tag is UNSET
+
+
+def by_identity(x: Any, tag: Any) -> Any:
+    return x * (2.0 if tag is FAST else 3.0 if tag is SLOW else 5.0)
+
+
+def by_membership(x: Any, tag: Any) -> Any:
+    return x * (2.0 if tag in {FAST, "other"} else 3.0)
+
+
+def by_table(x: Any, tag: Any) -> Any:
+    return x * TABLE.get(tag, 5.0)
+
+
+def by_predicate(x: Any, predicate: Any, tag: Any) -> Any:
+    return x * (2.0 if predicate(tag) else 3.0)
+
+
+def is_fast(tag: Any) -> bool:
+    return tag is FAST
+
+
+def checked(found: Any, expected: Any) -> None:
+    np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
+
+
+@pytest.mark.parametrize("tag", [FAST, SLOW, UNSET, Tag("way")], ids=["fast", "slow", "unset", "?"])
+@pytest.mark.parametrize("function", [by_identity, by_membership, by_table])
+def test_a_constant_as_a_static_argument(client: Client, function: Any, tag: Any) -> None:
+    """Whatever else has the same content."""
+    served = client.persistent_call(function, static_argnums=1, fallback="error")
+    checked(served(X, tag), jax.jit(function, static_argnums=1)(X, tag))
+
+
+@pytest.mark.parametrize("tag", [FAST, SLOW])
+def test_a_constant_that_a_function_in_the_arguments_compares(client: Client, tag: Any) -> None:
+    """That function arrives by itself."""
+    served = client.persistent_call(by_predicate, static_argnums=(1, 2), fallback="error")
+    expected = jax.jit(by_predicate, static_argnums=(1, 2))
+    checked(served(X, is_fast, tag), expected(X, is_fast, tag))
+
+
+def _applied(operator: Operator, x: Any) -> Any:
+    return operator.apply(x) * (7.0 if operator.tag is FAST else 1.0)
+
+
+@pytest.mark.parametrize("tag", [FAST, SLOW, UNSET])
+def test_a_constant_in_a_node_of_jax(client: Client, tag: Any) -> None:
+    """Compared by methods of its class, and by the function."""
+    operator = Operator(jnp.float32(2.0), tag)
+    served = client.persistent_call(_applied, fallback="error")
+    checked(served(operator, X), jax.jit(_applied)(operator, X))
+
+
+def test_a_class_that_another_function_has_brought(client: Client) -> None:
+    """What its methods compare with is what later functions have."""
+
+    def first(x: Any) -> Any:
+        return Operator(1.0).apply(x)
+
+    def second(x: Any) -> Any:
+        unset = Operator(1.0).is_unset()
+        return Operator(1.0, FAST).apply(x) + Operator(1.0, SLOW).apply(x) * 10 + unset
+
+    for function in (first, second):
+        checked(client.persistent_call(function, fallback="error")(X), jax.jit(function)(X))
+
+
+def test_a_constant_comes_back_as_itself(client: Client) -> None:
+    """In a result."""
+
+    def made(x: Any) -> Any:
+        return Operator(x, FAST), Operator(x)
+
+    one, other = client.persistent_call(made, fallback="error")(X)
+    assert one.tag is FAST
+    assert other.tag is UNSET
+
+
+def test_a_constant_that_changes_is_another_one(client: Client, monkeypatch: Any) -> None:
+    """Its content counts."""
+
+    def read(x: Any, tag: Any) -> Any:
+        return x * len(tag.name) * (2.0 if tag is FAST else 3.0)
+
+    served = client.persistent_call(read, static_argnums=1, fallback="error")
+    checked(served(X, FAST), X * 6)
+    monkeypatch.setattr(FAST, "name", "another way")
+    checked(served(X, FAST), X * 22)
+
+
+def test_a_trace_that_changes_a_constant_changes_none(client: Client) -> None:
+    """It is refused, and the next function finds the constant as it was."""
+
+    def changing(x: Any) -> Any:
+        vars(FAST)["name"] = "changed"
+        return x
+
+    def length(x: Any) -> Any:
+        return x * len(FAST.name), FAST in TABLE
+
+    with pytest.raises(Exception, match="changes"):
+        client.persistent_call(changing, fallback="error")(X)
+    found, is_there = client.persistent_call(length, fallback="error")(X)
+    checked(found, X * 3)
+    assert is_there
+
+
+def test_an_object_without_a_name_that_both_have_is_refused(client: Client) -> None:
+    """There is nothing by which the two could be known to be one."""
+    local, other = Tag("way"), Tag("way")
+
+    def compared(x: Any, tag: Any) -> Any:
+        return x * (2.0 if tag is local else 3.0)
+
+    served = client.persistent_call(compared, static_argnums=1, fallback="error")
+    checked(served(X, other), X * 3)
+    with pytest.raises(PackingError, match="by identity"):
+        served(X, local)
+    here = client.persistent_call(compared, static_argnums=1, fallback="local")
+    with pytest.warns(match="by identity"):
+        checked(here(X, local), X * 2)
+
+
+def test_a_function_that_arguments_are_compared_with_is_refused(client: Client) -> None:
+    """It is one of the function's own on the server, and another one in the arguments."""
+    served = client.persistent_call(_chosen, static_argnums=1, fallback="error")
+    checked(served(X, partial(_doubled)), X * 3)
+    with pytest.raises(PackingError, match="compares arguments with"):
+        served(X, _doubled)
+
+
+def _doubled(x: Any) -> Any:
+    return x * 2
+
+
+def _chosen(x: Any, how: Any) -> Any:
+    return x * (2.0 if how is _doubled else 3.0)
