@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jaxd.dispatch.local_runs import runs_locally
@@ -11,7 +12,9 @@ from jaxd.interop.jax_runtime import PRNGKeys, loaded_jax, map_leaves, to_jax
 from jaxd.interop.lazy_array import ArrayLike
 from jaxd.request.arguments import ArgumentEncoder
 from jaxd.request.function_snapshot import FunctionSpec
+from jaxd.tracing.fallback import may_follow, note_local_run, reason_of
 from jaxd.tracing.inline import local_jax_settings
+from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import TracerError
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.jit.static_args import StaticArgs
@@ -164,6 +167,8 @@ class TracedCall:
     def eager(self, arrays: Sequence[Any]) -> Sequence[Any]:
         """Makes the call; returns arrays that jax accepts.
 
+        In this process, where a plain call of the function would run here as well.
+
         Raises:
             BaseException: what the function raised.
             JaxdError: when the call could not be made.
@@ -171,7 +176,24 @@ class TracedCall:
         jax: Any = loaded_jax()
         wanted = self.outline.settings.results
         given = [_whole(x) if isinstance(x, jax.Array) else jax.numpy.asarray(x) for x in arrays]
-        return self._call(given, "jax" if wanted == "numpy" else wanted)
+        reason = _refused.get(hash(self))
+        if reason is None:
+            try:
+                return self._call(given, "jax" if wanted == "numpy" else wanted)
+            except Exception as error:
+                settings, session = self.outline.settings, self.outline.caller.session
+                if not may_follow(error) or not runs_locally(session, settings.fallback):
+                    raise
+                reason = _refused[hash(self)] = reason_of(error)
+        return self._run_here(reason, given)
+
+    def _run_here(self, reason: str, arrays: Sequence[Any]) -> Sequence[Any]:
+        spec = self.outline.spec
+        made: Sequence[Any] = _jitted()(self, *arrays)
+        self.outline.caller.session.count_fallback(new_function=False)
+        options = Options.from_bytes(spec.options)
+        note_local_run(spec.snapshot.function, options, repr(self), reason)
+        return made
 
     def callback(self, arrays: Sequence[Any], weak: Sequence[bool]) -> Sequence[Any]:
         """Makes the call from a running program, which may not use jax: with numpy arrays.
@@ -262,6 +284,17 @@ class TracedCall:
             transformations=transformations,
         )
         return FunctionSpec(spec.snapshot, options, statics)
+
+
+_refused: Final = BoundedDict[int, str](1024)
+"""Calls that a server has refused and that run here, by their hash: why."""
+
+
+@cache
+def _jitted() -> Any:
+    """What runs a call in this process, compiled once for equal calls."""
+    jax: Any = loaded_jax()
+    return jax.jit(TracedCall.inlined, static_argnums=0)
 
 
 class _JaxArray(ArrayLike):

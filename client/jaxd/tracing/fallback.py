@@ -107,6 +107,11 @@ def may_follow(error: BaseException, *, repeats_raised: bool = False) -> bool:
     return repeats_raised or not (origin.raised_in and is_local_module(origin.raised_in))
 
 
+def reason_of(error: BaseException) -> str:
+    """Why a call runs in this process, in a few words."""
+    return f"{type(error).__name__}: {error}"[:_MAX_REASON]
+
+
 class Fallback:
     """The local runs of one persistent function. Thread-safe.
 
@@ -165,7 +170,7 @@ class Fallback:
             return None
         if not runs_locally(caller.session, self._settings.fallback):
             return None
-        reason = f"{type(error).__name__}: {error}"[:_MAX_REASON]
+        reason = reason_of(error)
         # what a trace changes makes another version of the function, or of its static arguments,
         # for each of which a server would trace it; to jax.jit it is the one that it has traced
         is_final = self._repeats_raised and isinstance(error, errors.LostUpdateError)
@@ -249,20 +254,34 @@ class Fallback:
 
     def warn(self, reason: str, *, was_fetched: bool) -> None:
         """Notes that the function runs here, and warns of it once."""
-        function: Any = self._function
-        what = getattr(function, "__code__", None) or self.name, self._options.transformations
-        ran_here.setdefault(what, RanHere(self.name, reason)).calls += 1
-        if what in _warned:
-            return
-        _warned[what] = None
-        fetched = " The arrays on the server that it takes are fetched, once." * was_fetched
-        text = (
-            f"{self.name} runs under plain jax.jit in this process, right but slower, because the "
-            f"server cannot run it as it is: {reason}\n{fetched}Change what this says to have it "
-            "served; fallback='error' (or JAXD_FALLBACK=error) makes it an error, with its "
-            "traceback. See docs/fallback.md."
-        )
-        warn_user(text, FallbackWarning)
+        note_local_run(self._function, self._options, self.name, reason, was_fetched=was_fetched)
+
+
+def note_local_run(
+    function: Any, options: Options, name: str, reason: str, *, was_fetched: bool = False
+) -> None:
+    """Notes that a function runs in this process, and warns of it once.
+
+    Args:
+        function: the function.
+        options: how it is compiled.
+        name: what people call it.
+        reason: why the server does not run it.
+        was_fetched: whether arrays came from the server for that.
+    """
+    what = getattr(function, "__code__", None) or name, options.transformations
+    ran_here.setdefault(what, RanHere(name, reason)).calls += 1
+    if what in _warned:
+        return
+    _warned[what] = None
+    fetched = " The arrays on the server that it takes are fetched, once." * was_fetched
+    text = (
+        f"{name} runs under plain jax.jit in this process, right but slower, because the "
+        f"server cannot run it as it is: {reason}\n{fetched}Change what this says to have it "
+        "served; fallback='error' (or JAXD_FALLBACK=error) makes it an error, with its "
+        "traceback. See docs/fallback.md."
+    )
+    warn_user(text, FallbackWarning)
 
 
 class LocalRun(NamedTuple):

@@ -17,6 +17,7 @@ from jax.experimental import checkify
 
 import jaxd
 from jaxd import Client, FallbackWarning, errors
+from jaxd.api.launch.jit_hook import hooked
 from jaxd.tracing import fallback
 from tests.xla_flags import devices
 
@@ -296,6 +297,30 @@ def test_inside_of_what_jax_traces_here(client: Client) -> None:
     with falling_back():
         assert float(jax.grad(lambda x: function(x) * x)(3.0)) == 12.0
         assert float(jax.jit(function)(4.0)) == 8.0
+
+
+def test_a_derivative_that_cannot_be_traced_there(client: Client) -> None:
+    """Its own rule changes what it captures: that is seen when the function itself has run."""
+    count = 0
+
+    @jax.custom_vjp
+    def function(x: Any) -> Any:
+        return x * 2
+
+    def backward(_: Any, coming: Any) -> tuple[Any]:
+        nonlocal count
+        count += 1
+        return (coming + 1,)
+
+    function.defvjp(lambda x: (x * 2, None), backward)
+    served = hooked(function, client=client, fallback="local")
+    assert float(served(3.0)) == 6.0
+    with falling_back():
+        assert [float(jax.grad(served)(x)) for x in (3.0, 4.0)] == [2.0, 2.0]
+    assert count == 1
+    strict = client.persistent_call(function, fallback="error")
+    with pytest.raises(errors.LostUpdateError, match="count"):
+        jax.grad(strict)(3.0)
 
 
 @pytest.mark.slow
