@@ -194,3 +194,21 @@ def _doubled(x: Any) -> Any:
 
 def _chosen(x: Any, how: Any) -> Any:
     return x * (2.0 if how is _doubled else 3.0)
+
+
+PLACES = {id(FAST): 2.0}
+
+
+def test_a_table_of_addresses_is_refused(client: Client) -> None:
+    """On the server the same objects lie elsewhere."""
+
+    def looked_up(x: Any) -> Any:
+        return x * PLACES.get(id(FAST), 1.0)
+
+    def counted(x: Any) -> Any:
+        seen = {id(each) for each in (FAST, SLOW, FAST)}
+        return x * len(seen)
+
+    with pytest.raises(PackingError, match="calls id"):
+        client.persistent_call(looked_up, fallback="error")(X)
+    checked(client.persistent_call(counted, fallback="error")(X), X * 2)

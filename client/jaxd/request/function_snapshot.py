@@ -462,7 +462,7 @@ def is_admitted(snapshot: FunctionSnapshot, skeleton: bytes) -> bool:
 
 
 def _readers_of_classes(walked: WalkResult) -> frozenset[Reader]:
-    if not walked.reach.readers - {"identities", "types"}:
+    if not walked.reach.readers - {"addresses", "identities", "types"}:
         return frozenset()
     from jaxd_protocol.fingerprint.values.reflection import of_classes
 

@@ -38,7 +38,7 @@ from jaxd_protocol.fingerprint.walk import Walk, short_repr
 
 _READ_ALL_GLOBALS: Final = frozenset({"globals", "eval", "exec"})
 _READERS: Final[dict[str, frozenset[Reader]]] = {
-    "id": frozenset({"identities"}),
+    "id": frozenset({"identities", "addresses"}),
     "vars": frozenset({"order"}),
     "globals": frozenset({"order"}),
 }

@@ -480,12 +480,13 @@ def callback_name(callback: Any) -> str:
 # fmt: off
 Reader = Literal[
     "names", "qualified names", "docstrings", "annotations", "hints", "fields", "types",
-    "subclasses", "identities", "order",
+    "subclasses", "identities", "addresses", "order",
 ]
 # fmt: on
 """What code reads of all that it reaches, beside what counts in any case: `__name__`,
 `__qualname__`, `__doc__`; annotations as they are, and resolved; fields of dataclasses, and types
-of such; `__subclasses__`; which objects are the same one; the order of attributes (`vars`).
+of such; `__subclasses__`; which objects are the same one; where they lie (`id`); the order of
+attributes (`vars`).
 """
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
+from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint import access_paths, archive_members, functions, local_imports
 from jaxd_protocol.fingerprint.canonical_bytes import constant
 from jaxd_protocol.fingerprint.code.reads import facts_of
@@ -168,13 +169,38 @@ def _emit_reflected(walk: Walk) -> None:
     if walk.reach.libraries:
         local_imports.emit_patched_libraries(walk)
     readers = walk.reach.readers
-    if readers - {"identities", "types"}:
+    if readers - {"addresses", "identities", "types"}:
         from jaxd_protocol.fingerprint.values import reflection  # few functions have any
 
         reflection.emit_reflected(walk)
+    if "addresses" in readers:
+        _refuse_addresses(walk)
     if "identities" in readers:
         _emit_aliases(walk)
     walk.reach.aliased.clear()
+
+
+_LEAST_ADDRESS: Final = 1 << 32
+
+
+def _refuse_addresses(walk: Walk) -> None:
+    """For code that calls `id`.
+
+    Raises:
+        PackingError: when a table that it reaches has addresses for keys: on a server they are
+            those of nothing.
+    """
+    for each in (*walk.reach.numbered, *walk.reach.objects):
+        if type(each) in (dict, set, frozenset) and any(map(_may_be_address, each)):
+            raise PackingError(
+                f"{walk.path()} calls id, and reaches a {type(each).__name__} whose keys may be "
+                "what id has returned: on the server objects have other addresses. Use the objects "
+                "themselves as keys, or names of them."
+            )
+
+
+def _may_be_address(key: Any) -> bool:
+    return type(key) is int and key >= _LEAST_ADDRESS
 
 
 def _emit_aliases(walk: Walk) -> None:
