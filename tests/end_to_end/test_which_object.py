@@ -7,6 +7,7 @@ brought before, in arguments. What code can only tell from others by identity is
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import partial
 from typing import Any, Self
 
@@ -173,27 +174,94 @@ def test_an_object_without_a_name_that_both_have_is_refused(client: Client) -> N
 
     served = client.persistent_call(compared, static_argnums=1, fallback="error")
     checked(served(X, other), X * 3)
-    with pytest.raises(PackingError, match="by identity"):
+    with pytest.raises(PackingError, match="may ask which one it is"):
         served(X, local)
     here = client.persistent_call(compared, static_argnums=1, fallback="local")
-    with pytest.warns(match="by identity"):
+    with pytest.warns(match="may ask which one it is"):
         checked(here(X, local), X * 2)
 
 
-def test_a_function_that_arguments_are_compared_with_is_refused(client: Client) -> None:
-    """It is one of the function's own on the server, and another one in the arguments."""
-    served = client.persistent_call(_chosen, static_argnums=1, fallback="error")
-    checked(served(X, partial(_doubled)), X * 3)
-    with pytest.raises(PackingError, match="compares arguments with"):
-        served(X, _doubled)
+@dataclass(frozen=True)
+class Settings:
+    """Two of them may be equal."""
+
+    rate: float = 2.0
 
 
-def _doubled(x: Any) -> Any:
+DEFAULTS = Settings()
+
+
+class Way(Enum):
+    FAST = "fast"
+    SLOW = "slow"
+
+
+class Model:
+    """Has a method that stands for it."""
+
+    def call(self, x: Any) -> Any:
+        return x
+
+
+MODEL = Model()
+MODEL_CALL, TWICE = MODEL.call, partial(jnp.multiply, 2)
+
+
+def doubled(x: Any) -> Any:
     return x * 2
 
 
-def _chosen(x: Any, how: Any) -> Any:
-    return x * (2.0 if how is _doubled else 3.0)
+def by_function(x: Any, how: Any) -> Any:
+    return x * (2.0 if how is doubled else 3.0)
+
+
+def by_settings(x: Any, how: Any) -> Any:
+    return x * (2.0 if how is DEFAULTS else 3.0)
+
+
+def by_method(x: Any, how: Any) -> Any:
+    return x * (2.0 if how == MODEL.call else 3.0)
+
+
+def by_partial(x: Any, how: Any) -> Any:
+    return x * (2.0 if how == TWICE else 3.0)
+
+
+def by_equality(x: Any, how: Any) -> Any:
+    return x * (2.0 if how == DEFAULTS else 3.0)
+
+
+@pytest.mark.parametrize(
+    ("function", "own", "other"),
+    [
+        (by_function, doubled, is_fast),
+        (by_settings, DEFAULTS, Settings(3.0)),
+        (by_method, MODEL_CALL, Model().call),
+        (by_partial, TWICE, partial(jnp.multiply, 3)),
+    ],
+)
+def test_an_object_that_arguments_are_compared_with_is_refused(
+    client: Client, function: Any, own: Any, other: Any
+) -> None:
+    """The function has one of its own on the server, and the arguments have another one."""
+    served = client.persistent_call(function, static_argnums=1, fallback="error")
+    checked(served(X, other), X * 3)
+    with pytest.raises(PackingError, match="may ask which one it is"):
+        served(X, own)
+
+
+def test_what_is_compared_by_its_content_may_be_both(client: Client) -> None:
+    """An equal one is as good; a member of an enum, and a class, is one object anyway."""
+    served = client.persistent_call(by_equality, static_argnums=1, fallback="error")
+    for settings in (DEFAULTS, Settings()):
+        checked(served(X, settings), X * 2)
+
+    def by_member(x: Any, how: Any, cls: Any) -> Any:
+        return x * (2.0 if how is Way.FAST else 3.0) * (5.0 if cls is Settings else 7.0)
+
+    chosen = client.persistent_call(by_member, static_argnums=(1, 2), fallback="error")
+    checked(chosen(X, Way.FAST, Settings), X * 10)
+    checked(chosen(X, Way.SLOW, Model), X * 21)
 
 
 PLACES = {id(FAST): 2.0}

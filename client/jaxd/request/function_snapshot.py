@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
 from math import inf
 from time import monotonic
-from types import FunctionType
+from types import FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from jaxd.interop.jax_runtime import jax_changes
@@ -48,6 +48,9 @@ WARN_AFTER: Final = 16
 
 TOLD_APART: Final = "told apart"
 """The key of objects, among what was met in arguments, that code only tells apart by identity."""
+
+_COMPARED_BY_IDENTITY: Final = frozenset({FunctionType, MethodType, partial})
+_LITERALS: Final = frozenset({bool, bytes, complex, float, int, str, type, ModuleType, type(None)})
 
 _MAX_PLACES: Final = 1000
 
@@ -288,31 +291,40 @@ class FunctionSnapshot:
                 tells it from others: on the server these would be two.
         """
         for each in met.pop(TOLD_APART, ()):
-            if id(each) in self._reached:
-                kind = type(each).__qualname__
+            if self._tells_apart(each):
+                what = getattr(each, "__qualname__", f"an object of type {type(each).__qualname__}")
                 raise PackingError(
-                    f"an argument of {self.name} holds an object of type {kind} that the function "
-                    "also has by itself, and code can only tell it from others by identity: on "
-                    "the server these would be two. Make it a global of a module of yours with "
-                    "nothing but text and numbers in it, a member of an enum, or give the class "
-                    "__eq__ and __hash__; or let the function have it in one way only."
-                )
-        for each in met.values():
-            if type(each) is FunctionType and id(each) in self._compared:
-                raise PackingError(
-                    f"an argument of {self.name} holds the function {each.__qualname__}, which its "
-                    "code compares arguments with: on the server these would be two functions. "
-                    "Pass a name or a member of an enum instead, and choose by that."
+                    f"an argument of {self.name} holds {what}, which the function "
+                    "also has by itself, or compares others with: it may ask which one it is, and "
+                    "on the server these would be two. Make it a global of a module of yours with "
+                    "nothing but text and numbers in it and without __eq__, or a member of an "
+                    "enum; or let the function have it in one way only."
                 )
         if met:
             self.reader.learn(met)
 
+    def _tells_apart(self, value: Any) -> bool:
+        """Whether code of the function may find out that an argument is an object of its own."""
+        from jaxd_protocol.packages.bare_objects import is_told_by_identity  # few have objects
+
+        if is_told_by_identity(type(value)) and id(value) in self._reached:
+            return True
+        if not self._compared:
+            return False
+        parts = (value, value.__self__) if type(value) is MethodType else (value,)
+        found = [self._compared[id(each)] for each in parts if id(each) in self._compared]
+        return any(found) or (bool(found) and type(value) in _COMPARED_BY_IDENTITY)
+
     @cached_property
-    def _compared(self) -> frozenset[int]:
-        """By `id`, what code that it reaches compares with other objects."""
+    def _compared(self) -> dict[int, bool]:
+        """By `id`, what code that it reaches compares with other objects, and whether by `is`."""
         from jaxd_protocol.fingerprint.access_paths import compared_with  # few arguments are code
 
-        return frozenset(map(id, compared_with(self._walk_result.reach.functions)))
+        found: dict[int, bool] = {}
+        for value, by_identity in compared_with(self._walk_result.reach.functions):
+            if type(value) not in _LITERALS:
+                found[id(value)] = found.get(id(value), False) or by_identity
+        return found
 
     @cached_property
     def _reached(self) -> frozenset[int]:

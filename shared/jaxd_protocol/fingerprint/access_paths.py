@@ -339,20 +339,23 @@ def _class_attribute(walk: Walk, cls: type, steps: Steps) -> Followed | None:
     return _result_of_step(walk, value, f".{name}", rest)
 
 
-def compared_with(functions: Collection[FunctionType]) -> Iterator[Any]:
-    """The globals and closure variables of functions that their code compares with others."""
+def compared_with(functions: Collection[FunctionType]) -> Iterator[tuple[Any, bool]]:
+    """The globals and closure variables of functions that their code compares with others.
+
+    Each with whether it is compared by `is`. Of a method it is the object.
+    """
     for function in functions:
         code = function.__code__
         cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
-        for name, *attributes in facts_of(code).compared:
+        for how, name, *attributes in facts_of(code).compared:
             try:
                 cell = cells.get(name)
                 found = function.__globals__.get(name) if cell is None else cell.cell_contents
                 for each in attributes:
-                    found = vars(found).get(each)
-            except (TypeError, ValueError):  # no such object, or an empty cell
+                    found = vars(found).get(each, found)
+            except (TypeError, ValueError):  # it has no attributes, or the cell is empty
                 continue
-            yield found
+            yield found, how == "IS_OP"
 
 
 def uses_of_first_parameter(walk: Walk, function: Any) -> dict[Steps, int] | None:

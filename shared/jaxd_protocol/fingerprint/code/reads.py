@@ -88,7 +88,8 @@ class CodeFacts(NamedTuple):
         imports: import statements.
         callbacks_passed: what is given to jax to be called back.
         readers: what it reads of all that it reaches, beside what counts in any case.
-        compared: access paths of globals and free variables that are compared with other objects.
+        compared: access paths of globals and free variables that are compared with other objects,
+            each behind the instruction that does so.
     """
 
     digest: bytes
@@ -588,13 +589,13 @@ class Instructions(list[Instruction]):
         return False
 
     def compared(self) -> frozenset[tuple[str, ...]]:
-        """What is compared here: the names of globals and free variables, with attributes."""
+        """See `CodeFacts.compared`."""
         found: set[tuple[str, ...]] = set()
         for at, each in enumerate(self):
             if each.op in _COMPARE:
                 right, begin = self._named_before(at)
                 left, _ = self._named_before(begin)
-                found.update(filter(None, (right, left)))
+                found.update((each.op, *names) for names in (right, left) if names)
         return frozenset(found)
 
     def _named_before(self, at: int) -> tuple[tuple[str, ...], int]:

@@ -11,6 +11,7 @@ import pickle
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from enum import Enum
 from functools import partial
 from time import monotonic
 from typing import Any, Final, NamedTuple
@@ -34,18 +35,14 @@ from jaxd_protocol.fingerprint.guards import all_changes_are_seen
 from jaxd_protocol.fingerprint.values.reflection import subclasses_of
 from jaxd_protocol.jax_objects.names import kind_of
 from jaxd_protocol.jax_objects.registrations import is_own_primitive
-from jaxd_protocol.packages.bare_objects import (
-    is_told_by_identity,
-    object_of_name,
-    own_constant_name,
-)
+from jaxd_protocol.packages.bare_objects import object_of_name, own_constant_name
 from jaxd_protocol.packages.importable import find_object, importable_name
 from jaxd_protocol.packages.installed import OWN_PACKAGES, is_local_module
 from jaxd_protocol.pickling.pack.classes import class_name
 from jaxd_protocol.pickling.pack.function_parts import is_local_function
 from jaxd_protocol.pickling.pack.functions import Packed, dump, pack_function
 from jaxd_protocol.pickling.pack.modules import reduce_archived
-from jaxd_protocol.pickling.pack.pickler import Pickler
+from jaxd_protocol.pickling.pack.pickler import PickleBox, Pickler
 from jaxd_protocol.pickling.unpack.content_table import ClassId
 from jaxd_protocol.pickling.unpack.unpickler import intern_callable, intern_class
 
@@ -114,6 +111,13 @@ def _is_named(reduced: Any) -> bool:
     return type(reduced) is tuple and reduced[0] in (find_object, object_of_name)
 
 
+def _is_one_object(value: Any) -> bool:
+    """Whether it is the same object at the other end, whatever brings it; or none of a user's."""
+    if isinstance(value, type | Enum | types.ModuleType | PickleBox) or is_own_primitive(value):
+        return True
+    return own_constant_name(value) is not None
+
+
 class _ArgumentPickler(Pickler):
     """Writes data; code in it by its content.
 
@@ -138,6 +142,8 @@ class _ArgumentPickler(Pickler):
                 "an argument holds a bare object(), which differs from others only by its "
                 "identity, and on the server it would be another one. Use a member of an enum."
             )
+        if type(reduced) is tuple and not (_is_named(reduced) or _is_one_object(value)):
+            self.told_apart.append(value)
         if type(reduced) is tuple:
             makers = [each for each in (reduced[0], *reduced[5:]) if not isinstance(each, type)]
             self._makers.update((id(each), each) for each in makers)
@@ -164,13 +170,11 @@ class _ArgumentPickler(Pickler):
         if isinstance(value, FunctionWrapper | BoundWrapper):  # its name may lead to another object
             return self._interned(value)
         if is_own_primitive(value) or own_constant_name(value) is not None:
-            return self._interned(value)
+            return self._interned(value)  # one object at the other end, as classes are
         if type(value) in _CODE_TYPES or kind_of(value) in _JITTED_KINDS:
             is_local = type(value) is types.FunctionType and is_local_function(value)
             name = None if is_local else importable_name(value)
             return self._interned(value) if name is None else self.by_name(value, name)
-        if is_told_by_identity(type(value)):
-            self.told_apart.append(value)
         return super().reducer_override(value)
 
     def reduce_type(self, cls: type) -> Any:

@@ -33,7 +33,7 @@ class Packed(bytes):
             id.
         installed: callables and classes of installed packages that arguments held, by the name
             under which they were packed.
-        told_apart: objects that arguments held, which code can only tell from others by identity.
+        told_apart: objects that arguments held, of which the other end gets copies.
     """
 
     told_apart: tuple[Any, ...] = ()
