@@ -89,12 +89,13 @@ class PoolOfServers:
         server = next(iter(self.members.values()))
         self.environment = server.environment | {"JAXD_SERVER": self.director.pool}
 
-    def add(self) -> str:
-        """Starts one more member; its name."""
+    def add(self, *arguments: str) -> str:
+        """Starts one more member, with these arguments beside the others; its name."""
         name = f"m{next(self._numbers)}"
         cache = {"JAXD_CACHE_DIR": str(self._folder / f"cache-{name}")}
         peers = ["--peers", str(self._peers_file(name))] if self._are_peers else []
-        member = LiveServer(self._folder, *peers, name=name, **cache | self._variables)
+        words = (*peers, *arguments)
+        member = LiveServer(self._folder, *words, name=name, **cache | self._variables)
         self.members[name] = member
         for each in self.members if self._are_peers else ():
             self.tell(each)

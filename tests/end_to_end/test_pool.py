@@ -495,7 +495,10 @@ def test_a_client_that_says_it_is_inside_of_a_callback_is_not_believed(
 
 @pytest.mark.slow
 def test_a_member_that_drains_gets_calls_on_its_values_only(pool: PoolHere) -> None:
-    """Until nothing is held there; then it has no connection to this process."""
+    """Where no other takes these, as here, where none exchange arrays; until nothing is held there.
+
+    Then it has no connection to this process.
+    """
     double_ = pool.client.persistent_call(double)
     first = ranked(key_of(double_), sorted(pool.members))[0]
     x = on(pool, first)

@@ -103,7 +103,7 @@ def restore(caller: Caller, path: str | os.PathLike[str], like: Any = None) -> A
 
     def ask(values: RemoteStore) -> Any:
         number = new_call_number()
-        value, _ = values.ask("restore", target, specs, number, "", makes=number)
+        value, _ = values.ask("restore", target, specs, number, "", makes=(number,))
         lineage = None
         if values.recovery is not None:
             lineage = RestoredLineage(number, target, specs, str(value[3]))

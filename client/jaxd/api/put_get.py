@@ -178,7 +178,7 @@ def find_named(caller: Caller, name: str) -> Any:
 
 def _fetch_named(values: RemoteStore, name: str) -> Any:
     number = new_call_number()
-    value, _ = values.ask("named", name, number, makes=number)
+    value, _ = values.ask("named", name, number, makes=(number,))
     layout = ResultReader({}).layout(value[1])
     return layout.build(values.remote(first_value_id(number), layout.leaves))
 

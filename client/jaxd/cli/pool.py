@@ -316,7 +316,12 @@ def _held_by(member: Mapping[str, Any]) -> str:
     if not (member["values"] or member["load"]):
         return "it is empty, and ends"
     arrays = f"{member['values']} arrays ({size(member['value_bytes'])})"
-    return f"waits for {member['load']} calls and {arrays} of {member['sessions']} clients"
+    said = f"waits for {member['load']} calls and {arrays} of {member['sessions']} clients"
+    if not member["values"]:
+        return said
+    named = member.get("named", 0)  # of an older director there are none
+    names = f"; {named} of them are under names, which go with jaxd.forget" if named else ""
+    return f"{said}, which go where another member has room for them{names}"
 
 
 def _down(arguments: argparse.Namespace) -> int:

@@ -442,14 +442,25 @@ class RemoteArray(ArrayLike):
         usable = next((each for each in there if not each.is_deleted()), None)
         return self.fetch(copy=False) if usable is None else usable
 
+    @property
+    def owner(self) -> RemoteArray | None:
+        """What goes on as this copy on another server; itself, where nothing does."""
+        return self if self._in_place_of is None else self._in_place_of()
+
     def use_copy(self) -> None:
         """Goes on as its first copy on another server, if it has one: this one is gone."""
-        first = self if self._in_place_of is None else self._in_place_of()
-        if first is not None and first.replicas:
-            copy, *first.replicas = first.replicas
-            copy._in_place_of = weakref.ref(first)  # noqa: SLF001  of this class
-            first._copy = copy  # noqa: SLF001  it is held as long as that one
-            first.origin, first.number = copy.origin, copy.number
+        owner = self.owner
+        if owner is not None and owner.replicas:
+            owner.go_on_as(owner.replicas[0])
+
+    def go_on_as(self, copy: RemoteArray) -> RemoteArray | None:
+        """Goes on as a copy on another server; the copy that it went on as until now, if any."""
+        self.replicas = tuple(each for each in self.replicas if each is not copy)
+        copy._in_place_of = weakref.ref(self)
+        before, self._copy = self._copy, copy  # it is held as long as this one
+        # a thread that uses it meanwhile reads either: copies have the number of the first
+        self.origin, self.number = copy.origin, copy.number
+        return before
 
     def block_until_ready(self) -> RemoteArray:
         """This array, once it is computed. Moves nothing.

@@ -15,7 +15,12 @@ from jaxd.interop.remote_array import RemoteArray
 from jaxd.pool.members import MemberCaller, move, stores_with
 from jaxd.pool.routes import Pool
 from jaxd.remote_values.store import OpenSession, RemoteStore
-from jaxd.request.call_request import CallRequest, result_policy_for
+from jaxd.request.call_request import (
+    CallRequest,
+    callback_origin,
+    result_policy_for,
+    running_callbacks,
+)
 from jaxd_protocol.errors import ConfigurationError, ValuesDied
 
 if TYPE_CHECKING:
@@ -146,14 +151,17 @@ class PoolCaller(Caller):
         fallback: str | None = "error",
     ) -> CallRequest:
         """As of any caller: arrays that are with the member that has most of them do not move."""
-        holders = self._pool.holders()
-        if len(holders) > 1:
-            until = None if timeout_s is None else time.monotonic() + timeout_s
-            holders = self._holders_of(spec, args, kwargs, until)
-        if not holders:
-            return super().encode(spec, args, kwargs, timeout_s, results, strict, fallback)
-        # which has all of them by now: it need not look
-        return Caller.encode(holders[0], spec, args, kwargs, timeout_s, results, strict, fallback)
+        pool = self._pool
+        while True:
+            holders = pool.holders()
+            if len(holders) > 1 or pool.draining:
+                until = None if timeout_s is None else time.monotonic() + timeout_s
+                holders = self._holders_of(spec, args, kwargs, until)
+            # the first has all of them by now: it need not look
+            one = holders[0] if holders else self
+            made = Caller.encode(one, spec, args, kwargs, timeout_s, results, strict, fallback)
+            if not pool.draining or _are_together(made):  # else some have just moved
+                return made
 
     def _holders_of(
         self,
@@ -166,10 +174,11 @@ class PoolCaller(Caller):
 
         It takes those that it lacks from the others, and has copies of them from then on.
         """
-        nbytes: Counter[RemoteStore] = Counter()
         arrays = [leaf for leaf in leaves_of((args, kwargs)) if isinstance(leaf, RemoteArray)]
+        left = self._have_left(spec, arrays, until) if self._pool.draining else ()
+        nbytes: Counter[RemoteStore] = Counter()
         for array in arrays:
-            nbytes.update(dict.fromkeys(stores_with(array), 1 + array.nbytes))
+            nbytes.update(dict.fromkeys(_stores_to_use(array, left), 1 + array.nbytes))
         total = sum(1 + array.nbytes for array in arrays)
         whole = [store for store, found in nbytes.items() if found == total]
         if arrays and self._pool.have_all_members(whole):
@@ -181,6 +190,32 @@ class PoolCaller(Caller):
                 move(lacking, sink, until)
                 return [holder]
         return []
+
+    def _have_left(
+        self, spec: FunctionSpec, arrays: Sequence[RemoteArray], until: float | None
+    ) -> list[RemoteStore]:
+        """Has arrays go on elsewhere whose members drain; the stores of those members.
+
+        Not those of a call whose callback this is: it is under way there.
+        """
+        pool = self._pool
+        left = [each for each in pool.used if pool.drains(each)]
+        stores = [each.session.store for each in left]
+        if not running_callbacks or callback_origin() is None:
+            for caller, store in zip(left, stores, strict=True):
+                own = [each for each in arrays if each.fetcher is store]
+                if own:
+                    caller.give(own, self._takers(spec, arrays), until)
+        return [each for each in stores if each is not None]
+
+    def _takers(self, spec: FunctionSpec, arrays: Sequence[RemoteArray]) -> list[MemberCaller]:
+        """The members that may take arrays for a call, the best first."""
+        pool, nbytes = self._pool, Counter[RemoteStore]()
+        for array in arrays:
+            nbytes.update(dict.fromkeys(stores_with(array), array.nbytes))
+        holders = [pool.holder_of(store) for store, _ in nbytes.most_common()]
+        ready = (each for each in holders if each is not None and not pool.drains(each))
+        return pool.others_for(next(ready, None) or pool.of_key(spec.key))
 
     def route(
         self, spec: FunctionSpec, values: Sequence[HandleRange] = (), *, evenly: bool = False
@@ -230,6 +265,18 @@ class PoolCaller(Caller):
         if holder is not None:
             return f"server: on member {holder.session.at.name}, which has its values"
         return f"server: {self._pool.why(call.spec.key)}"
+
+
+def _stores_to_use(array: RemoteArray, left: Sequence[RemoteStore]) -> list[RemoteStore]:
+    """Those that have an array, without those to be left; where only these have it, these."""
+    found = stores_with(array)
+    stay = [each for each in found if each not in left]
+    return stay or found
+
+
+def _are_together(call: CallRequest) -> bool:
+    """Whether the arrays of a call were on one member while it was encoded."""
+    return len({each.origin.fetcher for each in call.values}) <= 1
 
 
 def _on_copies(call: CallRequest) -> CallRequest | None:

@@ -11,14 +11,15 @@ import threading
 import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from jaxd.dispatch.caller import Caller
 from jaxd.dispatch.session import Session
 from jaxd.interop.jax_runtime import current_config, leaves_of
 from jaxd.interop.remote_array import RemoteArray
-from jaxd.remote_values.lineage import died_with_member_error
-from jaxd.remote_values.store import OpenSession, RemoteStore
+from jaxd.remote_values.lineage import NoLineage, died_with_member_error
+from jaxd.remote_values.store import OpenSession, RemoteStore, groups_of
 from jaxd.results.reader import specs_in
 from jaxd_protocol.base.process import machine_id
 from jaxd_protocol.errors import (
@@ -28,12 +29,18 @@ from jaxd_protocol.errors import (
     JaxdError,
     NoServer,
 )
-from jaxd_protocol.messages.data_locations import first_value_id, new_call_number, pack_ids
+from jaxd_protocol.messages.data_locations import (
+    first_value_id,
+    new_call_number,
+    pack_ids,
+    value_ids_of,
+)
 from jaxd_protocol.messages.pool_view import PEERS_IN_WELCOME, PoolMember
 from jaxd_protocol.network.addresses import Address
 
 if TYPE_CHECKING:
     from jaxd.connection.settings import Settings
+    from jaxd.interop.remote_array import ResultBatch
     from jaxd.pool.view import Seen
     from jaxd.request.call_request import CallRequest
     from jaxd.request.function_snapshot import FunctionSpec
@@ -44,6 +51,14 @@ Incarnation = tuple[str, int]
 
 _TRIED: Final = "_jaxd_member"
 """The attribute of an error that has the member which could not be reached."""
+
+_STAY_S: Final = 10.0
+"""For so long arrays stay on a member that drains, where another one could not take them."""
+
+_MOVE_S: Final = 10.0
+"""For so long at most arrays that no call uses are waited for, while they move."""
+
+_MOVED: Final = "they came from another member of the pool, and no snapshot was taken since"
 
 
 def incarnation(member: PoolMember) -> Incarnation:
@@ -117,6 +132,12 @@ class MemberSession(Session):
         """Requests of this process that have no reply yet."""
         found = self._current
         return 0 if found is None else len(found.connection.shared_reader.pending)
+
+    def read_replies(self) -> None:
+        """Reads the replies that are here: those of the last calls of a loop nobody waits for."""
+        connection = self.open_connection
+        if connection is not None:
+            connection.shared_reader.read_available(in_background=True)
 
     @property
     def holds_values(self) -> bool:
@@ -238,7 +259,8 @@ def use_copies(store: RemoteStore) -> None:
     """Has the arrays of a store that have copies with other members go on as these."""
     for batch in store.live_batches():
         for array in batch.arrays:
-            array.use_copy()
+            if array.origin is batch:  # else it has gone elsewhere already
+                array.use_copy()
 
 
 class MemberCaller(Caller):
@@ -258,6 +280,10 @@ class MemberCaller(Caller):
     def __init__(self, pool_caller: Caller, pool: MemberPool, member: PoolMember) -> None:
         super().__init__(pool_caller.settings, pool_caller)
         self._members = pool
+        self._giving = threading.Lock()  # held while arrays go elsewhere; guards these
+        self._given: tuple[list[_Given], list[_Given]] = [], []  # since the last look, and before
+        self._refused_by: set[str] = set()
+        self._stay_until = 0.0
         self.member = member
         self.session = session = MemberSession(self.settings, self, pool, member)
         shared = pool_caller.session  # progress is one line, and a warning is issued once
@@ -291,12 +317,126 @@ class MemberCaller(Caller):
         if lacking:
             move(lacking, own or self.session.current(deadline=until).values, until)
 
+    # while it drains ------------------------------------------------------------------------------
+
+    def give(
+        self, arrays: Sequence[RemoteArray], others: Sequence[MemberCaller], until: float | None
+    ) -> bool:
+        """Has arrays of this member go on at another one, as this one is to be left.
+
+        What they are here is released once no call can be on its way to it: see `give_idle`.
+
+        Args:
+            arrays: those that are to go.
+            others: the members that may take them, the best first; one of them is asked.
+            until: `time.monotonic()` after which nobody waits; None: there is none.
+
+        Returns:
+            whether they have gone; else they stay, and no member is asked again for a while.
+
+        Raises:
+            DeadlineExceeded: when that has passed.
+            BaseException: what the call raised that was to compute one.
+        """
+        wait_s = -1.0 if until is None else max(0.0, until - time.monotonic())
+        if time.monotonic() < self._stay_until or not self._giving.acquire(timeout=wait_s):
+            return False
+        try:
+            fresh = [each for each in others if each.member.name not in self._refused_by]
+            other = (fresh or others)[0]
+            has_given = self._give(arrays, other, until)
+            if has_given or not fresh:
+                self._refused_by.clear()
+            if not has_given:
+                self._refused_by.add(other.member.name)
+                self._stay_until = time.monotonic() + _STAY_S
+            return has_given
+        finally:
+            self._giving.release()
+
+    def _give(
+        self, arrays: Sequence[RemoteArray], other: MemberCaller, until: float | None
+    ) -> bool:
+        source = self.session.store
+        own = [each for each in arrays if each.fetcher is source]  # another thread has been faster
+        if source is None or not own:
+            return True
+        source.calls.settle(until, takers_of={each.origin for each in own})  # they may be donated
+        own = [each for each in own if not each.is_deleted()]
+        for each in own:
+            source.wait(each, until)
+        sink = _store_of(other, until)
+        copies = None if sink is None else _copies_with(own, source, sink, until)
+        if sink is None or copies is None:
+            return False
+        for array, copy in zip(own, copies, strict=True):
+            data = source.data_here(array)
+            if data is not None:
+                array.receive(data)
+            place = array.origin, array.number
+            self._given[0].append(_Given(*place, array.go_on_as(copy)))
+        if sink.recovery is not None:
+            sink.recovery().snapshots.make_due()
+        return True
+
+    def give_idle(self, others: Sequence[MemberCaller]) -> None:
+        """Has what no call uses go on at other members, some at a time; called again and again.
+
+        Args:
+            others: as of `give`, one at least.
+
+        Raises:
+            JaxdError: when that is not possible now.
+        """
+        store = self.session.store
+        self.session.read_replies()
+        if store is None or store.loss_error is not None or self.session.open_calls:
+            return
+        give_up_copies([each.session.store for each in self._members.holders()], store)
+        idle = idle_arrays(store)
+        if not store.calls.are_over:
+            return
+        with self._giving:
+            (since, before) = self._given
+            self._given = [], since
+        for each in before:  # looked at twice, for a call may just be about to go there
+            each.origin.release(range(each.number, each.number + 1))
+        some = next(iter(groups_of(idle)), [])
+        if some and self.give(some, others, time.monotonic() + _MOVE_S):
+            taken = some[0].fetcher
+            if isinstance(taken, RemoteStore) and taken.recovery is not None:
+                taken.recovery().snapshots.take_if_due()
+
     def placed(self, call: CallRequest | None) -> str:
         """Where a call runs, and the rule that decided."""
         return f"server: on member {self.member.name}, which on(member=…) names"
 
     def __repr__(self) -> str:
         return f"<calls on member {self.member.name}>"
+
+
+class _Given(NamedTuple):
+    """An array as it was on a member that drains, until it went elsewhere.
+
+    Attributes:
+        origin: its batch there.
+        number: its place in that.
+        held: the copy there that stood for it; None: it was none.
+    """
+
+    origin: ResultBatch
+    number: int
+    held: RemoteArray | None
+
+
+def _store_of(caller: MemberCaller, until: float | None) -> RemoteStore | None:
+    """The arrays with a member; None: it cannot be reached."""
+    try:
+        return caller.session.store or caller.session.current(deadline=until).values
+    except DeadlineExceeded:
+        raise
+    except JaxdError:
+        return None
 
 
 def described(member: PoolMember, why: str | None = None) -> str:
@@ -336,41 +476,104 @@ def _move_from(
     for array in moved:
         array.refuse_deleted()
         source.wait(array, until)
-    if moved and not _have_taken(moved, source, sink, until):
+    copies = _taken(moved, source, sink, until) if moved else ()
+    if copies is None:
         source.fetch_all(moved, until)
+        return
+    for array, copy in zip(moved, copies, strict=True):
+        array.replicas = (*array.replicas, copy)
 
 
-def _have_taken(
+def _copies_with(
     arrays: Sequence[RemoteArray], source: RemoteStore, sink: RemoteStore, until: float | None
-) -> bool:
-    """Has the member of one store take arrays from that of another; False: it cannot.
+) -> list[RemoteArray] | None:
+    """What the member of another store has of arrays, which it takes where it lacks them.
+
+    Returns:
+        the same arrays there, in order; None: it cannot take them.
 
     Raises:
         DeadlineExceeded: when the time of the call has passed.
     """
-    number = new_call_number()
-    first = first_value_id(number)
-    ids = range(first, first + len(arrays))
+    if not source.takes_data:  # there are several devices, and on which they are is not kept
+        return None
+    found = {id(each): _copy_with(each, sink) for each in arrays}
+    for group in groups_of([each for each in arrays if found[id(each)] is None]):
+        taken = _taken(group, source, sink, until)
+        if taken is None:
+            return None
+        found.update(zip(map(id, group), taken, strict=True))
+    return [copy for each in arrays if (copy := found[id(each)]) is not None]
+
+
+def _copy_with(array: RemoteArray, sink: RemoteStore) -> RemoteArray | None:
+    """A usable copy of an array in another store, of the same number in its batch."""
+    there = (each for each in array.replicas if each.fetcher is sink)
+    usable = (each for each in there if each.number == array.number and not each.is_deleted())
+    return next(usable, None)
+
+
+def _taken(
+    arrays: Sequence[RemoteArray], source: RemoteStore, sink: RemoteStore, until: float | None
+) -> list[RemoteArray] | None:
+    """Has the member of one store take arrays from that of another.
+
+    Returns:
+        the copies, in order; each has the number in its batch that the array has in its own. None:
+        it cannot take them.
+
+    Raises:
+        DeadlineExceeded: when the time of the call has passed.
+    """
+    calls = {origin: new_call_number() for origin in {each.origin: None for each in arrays}}
+    numbers = tuple(calls.values())
+    ids = [first_value_id(calls[each.origin]) + each.number for each in arrays]
     try:
         ends = source.connection(until), sink.connection(until)
         if not all(each.welcome.get(PEERS_IN_WELCOME) for each in ends):
-            return False
+            return None
         offered = pack_ids(each.id for each in arrays)
         (_, ticket, member), _ = source.ask("offer", offered, deadline=until)
-        taken = member, ticket, number, current_config()
-        value, _ = sink.ask("take", *taken, over=ends[1], makes=number, deadline=until)
+        taken = member, ticket, current_config(), pack_ids(ids)
+        value, _ = sink.ask("take", *taken, over=ends[1], makes=numbers, deadline=until)
     except DeadlineExceeded:
         raise
     except ConnectionLost:  # it may have taken them all the same
-        sink.drop(ids)
-        return False
+        for number in numbers:
+            sink.drop(value_ids_of(number))
+        return None
     except JaxdError:  # the two cannot reach each other, or one has no room
-        return False
-    leaves = specs_in(value[1])
-    if list(leaves) != [each.leaf for each in arrays]:
-        sink.drop(ids)
-        return False
-    copies = sink.remote(first, leaves)
-    for array, copy in zip(arrays, copies, strict=True):
-        array.replicas = (*array.replicas, copy)
-    return True
+        return None
+    if list(specs_in(value[1])) != [each.leaf for each in arrays]:
+        for number in numbers:
+            sink.drop(value_ids_of(number))
+        return None
+    made: dict[int, RemoteArray] = {}
+    for origin, number in calls.items():
+        own = sorted((each for each in arrays if each.origin is origin), key=_number)
+        lineage = NoLineage(number, _MOVED)
+        places = [each.number for each in own]
+        copies = sink.remote(first_value_id(number), origin.leaves, places, lineage=lineage)
+        made.update(zip(map(id, own), copies, strict=True))
+    return [made[id(each)] for each in arrays]
+
+
+_number: Final = attrgetter("number")
+
+
+def idle_arrays(store: RemoteStore) -> list[RemoteArray]:
+    """The arrays of a store that somebody holds and that are computed."""
+    from jaxd.remote_values.snapshots import usable_arrays  # few members drain
+
+    done = (e for e in store.live_batches() if e.pending_call is None or e.pending_call.done)
+    found = (each for batch in done for each in usable_arrays(batch) if each.origin is batch)
+    return [owner for each in found if (owner := each.owner) is not None]
+
+
+def give_up_copies(stores: Sequence[RemoteStore | None], left: RemoteStore) -> None:
+    """Has the arrays of all stores have no copies in one, whose member is to be left."""
+    batches = [batch for each in stores if each is not None for batch in each.live_batches()]
+    for array in [each for batch in batches for each in batch.arrays]:
+        owner = array.owner
+        if owner is not None and any(each.fetcher is left for each in owner.replicas):
+            owner.replicas = tuple(each for each in owner.replicas if each.fetcher is not left)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from heapq import nsmallest
 from itertools import accumulate, takewhile
 from math import ceil
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -186,7 +188,7 @@ class Pool:
 
     Attributes:
         keeper: keeps the view.
-        name: of the pool, for people.
+        draining: the members that are to be left.
     """
 
     def __init__(self, settings: Settings, caller: Caller) -> None:
@@ -204,6 +206,7 @@ class Pool:
         self._used: tuple[MemberCaller, ...] = ()  # those above, and others that hold values
         self._unused: set[MemberCaller] = set()  # as they were looked at last
         self._avoided: dict[str, tuple[int, float, str]] = {}
+        self.draining: frozenset[Incarnation] = frozenset()
         self._home: MemberCaller | None = None
         none: tuple[int, float, Routes | None] = (0, 0.0, None)
         self._more = [none, none]  # for `loads`, not evenly and evenly; one step sets each
@@ -340,7 +343,7 @@ class Pool:
         """
         routes = self.routes()
         caller = self._callers.get(name)
-        if caller is not None and (name in routes.loads or caller.session.holds_values):
+        if caller is not None and (name in routes.loads or self._is_needed(caller)):
             return caller
         if name in routes.loads:
             return self._begin(name)
@@ -351,6 +354,10 @@ class Pool:
             f"the pool at {self.keeper.address} has {what}. Leave on(member=…) out to have any "
             "member answer, or see: jaxd pool status."
         )
+
+    def _is_needed(self, caller: MemberCaller) -> bool:
+        """Whether this process has arrays on a member, which cannot go elsewhere."""
+        return caller.session.holds_values and not self.drains(caller)
 
     def everywhere(self, *, also_draining: bool = False) -> tuple[MemberCaller, ...]:
         """The members that take calls, that for what has no key first."""
@@ -476,6 +483,8 @@ class Pool:
                 for name, (epoch, until, reason) in self._avoided.items()
                 if until > now and name in view.members and view.members[name].epoch == epoch
             }
+            drain = (each for each in view.members.values() if each.state == "draining")
+            self.draining = frozenset(map(incarnation, drain))
             ready = (each for each in view.members.values() if each.state == "ready")
             free = (each for each in ready if each.name not in self._avoided)
             self._routes = Routes.of(free, self._routes, view.spreads, self._recent_calls())
@@ -502,6 +511,9 @@ class Pool:
         left = [each for each in self._used if not self._takes_calls(each)]
         for each in left:
             self._cut_if_lost(each)
+            if self.drains(each) and self._routes.names:
+                with suppress(JaxdError):  # it is tried again
+                    each.give_idle(self.others_for(self.home()))
         unused = {each for each in left if _is_unused(each)}
         ended = unused & self._unused  # twice, for a call may just be about to go there
         with self._lock:
@@ -515,6 +527,16 @@ class Pool:
         for each in ended:
             each.session.end()
         return len(left) > len(ended)
+
+    def drains(self, caller: MemberCaller) -> bool:
+        """Whether a member is to be left."""
+        return incarnation(caller.session.at) in self.draining
+
+    def others_for(self, first: MemberCaller) -> list[MemberCaller]:
+        """Some members that may take arrays of one that drains, one before all others."""
+        names = nsmallest(_FEW, self._routes.names, key=self._routes.loads.__getitem__)
+        others = [self._callers.get(name) or self._begin(name) for name in names]
+        return [first, *(each for each in others if each is not first)]
 
     def _takes_calls(self, caller: MemberCaller) -> bool:
         name = caller.member.name

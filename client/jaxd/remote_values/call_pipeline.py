@@ -11,7 +11,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
@@ -51,6 +51,7 @@ from jaxd_protocol.pytree.leaves import leaf_data
 if TYPE_CHECKING:
     from jaxd.connection.connection import ClientConnection
     from jaxd.events.effects import CallEffects
+    from jaxd.interop.remote_array import ResultBatch
     from jaxd.remote_values.lineage import Lineage
     from jaxd.remote_values.recovery import Recovery
     from jaxd.request.call_request import CallRequest
@@ -632,13 +633,22 @@ class CallPipeline:
             return False
         return answer is True
 
-    def wait_for_all(self, deadline: float | None = None) -> list[PipelinedCall]:
-        """Waits for all calls in flight; returns them.
+    @property
+    def is_empty(self) -> bool:
+        """Whether no call is in flight, or about to be."""
+        return not (self._open or self.launching)
+
+    def wait_for_all(
+        self, deadline: float | None = None, takers_of: Collection[ResultBatch] | None = None
+    ) -> list[PipelinedCall]:
+        """Waits for all calls in flight, or those that take some arrays; returns them.
 
         Raises:
             DeadlineExceeded: when `time.monotonic()` passes the deadline first.
         """
         flights = list(self._open.values())
+        if takers_of is not None:
+            flights = [f for f in flights if any(v.origin in takers_of for v in f.call.values)]
         for flight in flights:
             self.wait(flight, deadline)
         return flights

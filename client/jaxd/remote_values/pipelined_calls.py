@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from jaxd.events.effects import CallEffects
     from jaxd.events.progress import Progress
     from jaxd.events.warnings import WarningQueue
-    from jaxd.interop.remote_array import RemoteArray
+    from jaxd.interop.remote_array import RemoteArray, ResultBatch
     from jaxd.remote_values.call_pipeline import CallPipeline, PipelinedCall
     from jaxd.remote_values.lineage import Lineage
     from jaxd.remote_values.recovery import Recovery
@@ -211,13 +211,25 @@ class PipelinedCalls:
         recovery.restore(connection, flights, list(self._pipeline.launching.values()), there)
         self._pipeline.end_restore()
 
-    def settle(self, deadline: float) -> None:
+    def settle(
+        self, deadline: float | None, takers_of: Collection[ResultBatch] | None = None
+    ) -> None:
         """Waits for all calls in flight, whatever becomes of them.
 
+        Args:
+            deadline: `time.monotonic()` after which nobody waits; None: there is none.
+            takers_of: only for those that take arrays of these; None: for all.
+
         Raises:
-            DeadlineExceeded: when `time.monotonic()` passes the deadline first.
+            DeadlineExceeded: when that passes first.
         """
-        self._pipeline.wait_for_all(deadline)
+        self._pipeline.wait_for_all(deadline, takers_of)
+
+    @property
+    def are_over(self) -> bool:
+        """Whether no call is in flight, or about to be."""
+        made = self._lazy_pipeline.made
+        return made is None or made.is_empty
 
     def call(self, call: CallRequest) -> Any:
         """Makes a call on values; returns before it has run where its result's form is known.

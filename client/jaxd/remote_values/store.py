@@ -18,7 +18,13 @@ from jaxd.request.call_request import running_callbacks
 from jaxd.results.reader import specs_in
 from jaxd.transfer.release_queue import ReleaseQueue
 from jaxd_protocol.base.process import Lazy, reset_after_fork, start_thread
-from jaxd_protocol.errors import ConnectionLost, DeadlineExceeded, ValuesFull, ValuesLost
+from jaxd_protocol.errors import (
+    ConnectionLost,
+    DeadlineExceeded,
+    ValueDeleted,
+    ValuesFull,
+    ValuesLost,
+)
 from jaxd_protocol.messages.calls import FAILED
 from jaxd_protocol.messages.data_locations import (
     INLINE_RESULT_BYTES,
@@ -28,6 +34,7 @@ from jaxd_protocol.messages.data_locations import (
     pack_ids,
     pack_locations,
     unpack_spans,
+    value_ids_of,
 )
 from jaxd_protocol.pytree import Leaf
 
@@ -382,7 +389,7 @@ class RemoteStore:
 
     def fetch_copies(self, arrays: Sequence[RemoteArray]) -> Iterator[memoryview]:
         """The data of arrays that are computed, which are not told of it."""
-        for part in _fetch_groups(arrays):
+        for part in groups_of(arrays):
             yield from self._fetch(part)
 
     def tell_kept(self, text: str) -> None:
@@ -442,9 +449,11 @@ class RemoteStore:
         """
         try:
             return self._fetch_one(array)
-        except ValuesLost as error:
+        except (ValueDeleted, ValuesLost) as error:
             if array.fetcher is not self:  # its copy on another server has taken its place
                 return array.fetcher.fetch_bytes(array)
+            if not isinstance(error, ValuesLost):
+                raise
             from jaxd.remote_values.lineage import with_array_names
 
             raise with_array_names(error, [array]) from None
@@ -507,12 +516,12 @@ class RemoteStore:
         args = (number, skeleton, blob, pack_locations(transfer.data_locations), config)
         try:
             value, _ = self.ask(
-                "put", *args, buffers=transfer.buffers, over=connection, makes=number
+                "put", *args, buffers=transfer.buffers, over=connection, makes=(number,)
             )
         except ConnectionLost:
             # The server may still execute it, from memory that is reused by then: its arrays must
             # not be used.
-            self._drop_all(first, data.count)
+            self.drop(value_ids_of(number))
             raise
         finally:
             transfer.release()
@@ -534,12 +543,14 @@ class RemoteStore:
             for flight in {array.pending_call for array in arrays} - {None}:
                 self.calls.wait_for(flight, deadline)
             rest = [array for array in arrays if not self._is_local(array)]
-            for part in _fetch_groups(rest):
+            for part in groups_of(rest):
                 for array, data in zip(part, self._fetch(part, deadline), strict=True):
                     array.receive(data)
-        except ValuesLost as error:
-            if all(array.fetcher is not self for array in arrays):
+        except (ValueDeleted, ValuesLost) as error:
+            if any(array.fetcher is not self for array in arrays):
                 return  # as in `fetch_bytes`: each is fetched when it is used
+            if not isinstance(error, ValuesLost):
+                raise
             from jaxd.remote_values.lineage import with_array_names
 
             raise with_array_names(error, arrays) from None
@@ -574,6 +585,14 @@ class RemoteStore:
 
     def part(self, array: RemoteArray, index: tuple[Any, ...]) -> Any:
         """The result of basic indexing: here when it is small, else on the server."""
+        try:
+            return self._part(array, index)
+        except ValueDeleted:
+            if array.fetcher is self:
+                raise
+            return array.fetcher.part(array, index)  # as in `fetch_bytes`
+
+    def _part(self, array: RemoteArray, index: tuple[Any, ...]) -> Any:
         self.wait(array)
         number = new_call_number()
 
@@ -581,7 +600,7 @@ class RemoteStore:
             connection = self.connection()  # makes the array again where that is needed
             array.refuse_lost()
             message = array.id, index, INLINE_RESULT_BYTES, number
-            return self.ask("part", *message, over=connection, makes=number)
+            return self.ask("part", *message, over=connection, makes=(number,))
 
         value, frame = retry_once(ask)
         (spec,) = specs_in(value[1])
@@ -606,7 +625,7 @@ class RemoteStore:
         buffers: Sequence[memoryview] = (),
         over: ClientConnection | None = None,
         holds: object = None,
-        makes: int | None = None,
+        makes: Sequence[int] = (),
         deadline: float | None = None,
     ) -> tuple[tuple[Any, ...], Frame]:
         """The server's reply to an idempotent request about values.
@@ -617,8 +636,8 @@ class RemoteStore:
             buffers: bulk data beside them.
             over: the only connection to use, without a retry; None: any.
             holds: kept alive until the reply has arrived, also when the caller gave up waiting.
-            makes: the number under which the server makes the arrays of the reply; they are
-                released when the reply is late.
+            makes: the numbers of calls under which the server makes the arrays of the reply; they
+                are released when the reply is late.
             deadline: `time.monotonic()` after which nobody waits for it; None: there is none.
 
         Raises:
@@ -638,18 +657,16 @@ class RemoteStore:
             raise decode_failure(value[1])
         return value, frame
 
-    def _on_late_reply(self, _: object, makes: int | None, pending: PendingReply) -> None:
+    def _on_late_reply(self, _: object, makes: Sequence[int], pending: PendingReply) -> None:
         """Releases the values of a late reply; called by the reading thread."""
-        if makes is None or pending.error is not None or pending.value[0] == FAILED:
+        if not makes or pending.error is not None or pending.value[0] == FAILED:
             return
         self.release_queue.start()
-        self._drop_all(first_value_id(makes), len(specs_in(pending.value[1])))
-
-    def _drop_all(self, first: int, count: int) -> None:
-        self.drop(range(first, first + count))
+        for number in makes:
+            self.drop(value_ids_of(number))
 
 
-def _fetch_groups(arrays: Sequence[RemoteArray]) -> Iterable[list[RemoteArray]]:
+def groups_of(arrays: Sequence[RemoteArray]) -> Iterable[list[RemoteArray]]:
     """Consecutive arrays in groups of moderate size."""
     group: list[RemoteArray] = []
     size = 0

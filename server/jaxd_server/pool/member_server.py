@@ -146,6 +146,7 @@ def _use_of(view: ServerView) -> dict[str, Any]:
         "load": load_of(view),
         "values": sum(row.count for row in view.values.values()),
         "value_bytes": sum(row.nbytes for row in view.values.values()),
+        "named": sum(row.count for row in view.values.values() if row.kind == "name"),
         "sessions": len(view.sessions),
     }
 

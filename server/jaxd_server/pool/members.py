@@ -60,6 +60,7 @@ class MemberReport:
         busy_us: how long a call of each takes, in microseconds.
         values: arrays of clients that it has.
         value_bytes: bytes of these.
+        named: how many of them are under names, which no client moves.
         sessions: clients that it has.
         knows: `peers_digest` of the members that it knows.
         goes_on: whether it was told to stop and does not, as clients have arrays there.
@@ -80,6 +81,7 @@ class MemberReport:
     busy_us: tuple[int, ...] = ()
     values: int = 0
     value_bytes: int = 0
+    named: int = 0
     sessions: int = 0
     knows: str = ""
     goes_on: bool = False
@@ -564,4 +566,4 @@ class LoadScaling:
 
 _ROWS_AT_ONCE: Final = 400
 _REPORTED: Final = ("addresses", "machine", "node", "devices", "version", "load")
-_SHOWN: Final = ("values", "value_bytes", "sessions", "warm")
+_SHOWN: Final = ("values", "value_bytes", "named", "sessions", "warm")

@@ -21,7 +21,7 @@ Each line is an rpyc request to the peer's root; `[…]` is sent as buffers besi
       part(id, index, above, number) → (OK, skeleton) [array]
               `[array]` unless it has more bytes than `above`: then it becomes a value
       offer(ids) → (OK, ticket, member)       values that another member of the pool may take, once
-      take(member, ticket, number, config) → (OK, skeleton)
+      take(member, ticket, config, ids) → (OK, skeleton)
               has the server take what that member has offered; it becomes values
       hold(secret, number, ids) → (OK,)       keeps a snapshot of values that outlives the worker
       held(secret, number, ids) → (OK, skeleton)        makes values of it again, under these ids

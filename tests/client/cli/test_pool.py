@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -167,6 +168,37 @@ def test_a_pool_that_does_not_end_is_not_said_to_be_down(
     assert ("the head is gone" in complaint) is ends
     if not ends:
         director.close()
+
+
+def test_a_drain_says_what_it_waits_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Calls, arrays, and those under names; each once, until the member is gone."""
+    monkeypatch.setattr(pool_command, "_LOOK_S", 0.01)
+    counts = iter([(1, 3, 1), (0, 2, 0), (0, 2, 0), (2, 0, 0), (0, 0, 0)])
+
+    def order(*_: object, **__: object) -> dict[str, Any]:
+        members = []
+        for load, values, named in itertools.islice(counts, 1):
+            held = {"values": values, "value_bytes": 4000, "named": named, "sessions": 1}
+            members.append({"name": "m1", "load": load, **held})
+        return {"members": members}
+
+    monkeypatch.setattr(pool_command, "_order", order)
+    assert main(["pool", "drain", "m1", "--pool", "lab"]) == 0
+    assert [line.removeprefix("m1 is ") for line in capsys.readouterr().out.splitlines()] == [
+        (
+            "drained: waits for 1 calls and 3 arrays (4 kB) of 1 clients, which go where another "
+            "member has room for them; 1 of them are under names, which go with jaxd.forget"
+        ),
+        (
+            "drained: waits for 0 calls and 2 arrays (4 kB) of 1 clients, which go where another "
+            "member has room for them"
+        ),
+        "drained: waits for 2 calls and 0 arrays (4 kB) of 1 clients",
+        "drained: it is empty, and ends",
+        "gone",
+    ]
 
 
 def test_a_member_that_does_not_get_ready_is_told(

@@ -169,6 +169,19 @@ def test_a_server_that_does_not_answer_may_have_all_that_it_had(runtime: Path) -
     assert report.sessions == 1
 
 
+def test_a_member_reports_its_warm_functions_and_what_is_under_names() -> None:
+    """Those used last first, and none without a program; so many digits as clients are told."""
+    used = {"a": 1.0, "b": 3.0, "c": 2.0}
+    rows = {32 * (n + n): FunctionRow(programs=1, last_use=at) for n, at in used.items()}
+    rows |= {64 * "d": FunctionRow(programs=0, last_use=9.0)}
+    rows |= {f"{n:064x}": FunctionRow(programs=1) for n in range(100)}
+    held = {"s": ValueRow(count=2), "n": ValueRow(kind="name", count=1)}
+    report = report_of(ServerView(functions=rows, values=held), ServerView())
+    assert report.warm[:3] == (16 * "b", 16 * "c", 16 * "a")
+    assert len(report.warm) == 64
+    assert (report.values, report.named) == (3, 1)
+
+
 @pytest.mark.slow
 def test_a_member_that_is_to_stop_keeps_what_was_put_just_before(
     runtime: Path, monkeypatch: pytest.MonkeyPatch

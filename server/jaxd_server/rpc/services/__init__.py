@@ -18,7 +18,7 @@ VALUE_VERBS: Final[Mapping[str, tuple[_Types, ...]]] = {
     "unname": ((str,),),
     "values": ((),),
     "offer": ((bytes,),),
-    "take": ((str, str, int, tuple),),
+    "take": ((str, str, tuple, bytes),),
     "hold": ((str, int, bytes),),
     "held": ((str, int, bytes),),
 }

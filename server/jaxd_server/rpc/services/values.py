@@ -167,18 +167,20 @@ class ValueService:
 
         return (OK, peers.offer(skeleton_of(offered), give), peers.peers.own), ()
 
-    def _take(self, member: str, ticket: str, number: int, config: tuple[Any, ...]) -> Reply:
+    def _take(self, member: str, ticket: str, config: tuple[Any, ...], ids: bytes) -> Reply:
         """Makes values of those that another member has offered, once there is room for them."""
-        peers = self._required_peers()
+        peers, numbers = self._required_peers(), unpack_ids(ids)
         looks = peers.look(member, ticket)
         layout = ResultLayout.of(looks, ()).layout
         if not _is_flat(layout):
             raise _no_arrays()
+        if len(numbers) != len(layout.leaves):
+            raise ProtocolError("what is to be taken has another number of ids than of arrays.")
         with self._values.room(self._own, _size_of(layout)):
             skeleton, buffers = peers.take(member, ticket)
             if skeleton != looks or len(buffers) != len(layout.leaves):
                 raise _no_arrays()
-            return self._made(number, self._exact(layout, buffers), config)
+            return self._made(0, self._exact(layout, buffers), config, numbers)
 
     def _exact(self, layout: Layout, buffers: Sequence[memoryview]) -> list[Any]:
         """Arrays with their dtypes: the settings of the caller are not those that made them."""

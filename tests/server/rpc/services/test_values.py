@@ -22,7 +22,6 @@ from jaxd_protocol.messages.data_locations import (
     BLOCK,
     VALUE,
     DataLocation,
-    first_value_id,
     pack_ids,
     pack_locations,
 )
@@ -262,9 +261,18 @@ def test_what_another_member_gives_keeps_its_64_bits() -> None:
     """Whatever the settings of the caller are, who has left `enable_x64` meanwhile."""
     wide = np.arange(5, dtype=np.int64) + (1 << 40)
     rig = ValueServiceRig(peers=Offered(wide))
-    value, _ = rig.ask("take", "m1", "0" * 32, 7, ())
+    value, _ = rig.ask("take", "m1", "0" * 32, (), pack_ids([7]))
     assert specs(value[1])[0].dtype == "int64"
-    assert rig.fetch(first_value_id(7))[0].tolist() == wide.tolist()
+    assert rig.fetch(7)[0].tolist() == wide.tolist()
+
+
+def test_what_another_member_gives_has_the_ids_that_it_is_to_have() -> None:
+    """As many as there are arrays."""
+    rig = ValueServiceRig(peers=Offered(np.zeros(3, "f4"), np.ones(2, "f4")))
+    with pytest.raises(ProtocolError, match="another number of ids"):
+        rig.ask("take", "m1", "0" * 32, (), pack_ids([7]))
+    rig.ask("take", "m1", "0" * 32, (), pack_ids([9, 4]))
+    assert [rig.fetch(number)[0].tolist() for number in (9, 4)] == [[0.0] * 3, [1.0] * 2]
 
 
 def test_what_has_no_room_is_not_taken() -> None:
@@ -272,7 +280,7 @@ def test_what_has_no_room_is_not_taken() -> None:
     offered = Offered(np.zeros(1000, np.float32))
     rig = ValueServiceRig(ValueStore(limit=3999), peers=offered)
     with pytest.raises(ValuesFull):
-        rig.ask("take", "m1", "0" * 32, 7, ())
+        rig.ask("take", "m1", "0" * 32, (), pack_ids([7]))
     assert not offered.has_given
 
 
