@@ -22,15 +22,20 @@ from tests.server.in_process import InProcessServer
 class PoolHere:
     """A pool whose members are parts of this process; `close` it.
 
+    Args:
+        folder: for the socket of its director; short.
+        count: of members.
+        **options: of each.
+
     Attributes:
         director: that of the pool.
         members: by name.
         client: a client of the pool.
     """
 
-    def __init__(self, folder: Path, count: int = 3) -> None:
+    def __init__(self, folder: Path, count: int = 3, **options: Any) -> None:
         self.director = FakeDirector(str(folder / "director"))
-        self.members = {f"m{number}": InProcessServer() for number in range(count)}
+        self.members = {f"m{number}": InProcessServer(**options) for number in range(count)}
         for name, member in self.members.items():
             self.director.show(name, member.unix)
         self.client = connect(self.director.pool)

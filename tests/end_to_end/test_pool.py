@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from jaxd.cli.doctor.context import DoctorContext
 from jaxd.connection.settings import Settings
 from jaxd.errors import (
     ConfigurationError,
+    LimitExceeded,
     NoServer,
     ValueDeleted,
     ValuesDied,
@@ -33,6 +35,8 @@ from jaxd.pool.view import ViewKeeper
 from jaxd.request.call_request import CallRequest
 from jaxd_protocol.messages.calls import FROM_CALLBACK
 from jaxd_protocol.network.pool_routing import ranked
+from jaxd_server.config.options import parse_arguments
+from jaxd_server.pool.settings import read_settings
 from tests.end_to_end.gates import Gate, advice, stop_when_run
 from tests.end_to_end.pools import PoolHere
 from tests.server.in_process import InProcessServer
@@ -207,6 +211,53 @@ def test_a_call_goes_where_its_values_are(pool: PoolHere) -> None:
         result = double_(on(pool, name))
         assert member_of(result, pool) == name
         assert float(result[0]) == 2.0
+
+
+def test_what_has_neither_values_nor_a_key_has_a_member_of_its_own(pool: PoolHere) -> None:
+    """That with the fewest open calls for its devices at first; later one that has values."""
+    found = routing(pool.client)
+    for name, load, devices in (("m0", 3, 1), ("m1", 5, 4), ("m2", 2, 1)):
+        pool.director.show(name, load=load, devices=devices)
+    until(lambda: found.routes().loads == {"m0": 3, "m1": 5, "m2": 2})
+    found._home = None
+    routes = found.routes()
+    assert routes.least_loaded(found.loads(routes)[0]) == "m1"
+    assert found.home().member.name == "m1"
+    pool.director.show("m1", load=0, state="draining")
+    until(lambda: "m1" not in found.routes().loads)
+    assert found.home().member.name == "m2"
+    x = on(pool, "m0")
+    assert found.home().member.name == "m2"  # it stays, as long as it takes calls
+    pool.director.show("m2", state="draining")
+    until(lambda: "m2" not in found.routes().loads)
+    assert found.home().member.name == "m0"
+    assert member_of(pool.client.put(np.ones(3)), pool) == member_of(x, pool) == "m0"
+
+
+@pytest.mark.filterwarnings("ignore::jaxd.errors.CompileAdvice")
+def test_a_principal_has_its_part_of_a_limit_on_each_member(runtime: Path) -> None:
+    """All of them together are the limit; on few members there is less than that."""
+    path = runtime / "pool.toml"
+    path.write_text("[quotas]\nbuild_s = 1\ndisk_bytes = 7\n[members]\nmax = 2\n")
+    given = parse_arguments(list(read_settings(str(path)).members.arguments))
+    assert given.principal_build_s == 0.5
+    assert given.principal_disk_bytes == 3
+    pool = PoolHere(runtime, 2, principal_build_s=given.principal_build_s)
+    try:
+
+        def build_until_refused(name: str, first: int) -> None:
+            for number in itertools.count(first):
+                function = pool.client.persistent_call(lambda x, number=number: jnp.sin(x * number))
+                function.on(member=name)(1.0)
+
+        for number, name in enumerate(pool.members):
+            with pytest.raises(LimitExceeded, match="principal-build-s"):
+                build_until_refused(name, 1000 * number)
+            assert pool.calls[name] > 0
+        with pytest.raises(LimitExceeded):
+            pool.client.persistent_call(lambda x: x - 1.0)(1.0)
+    finally:
+        pool.close()
 
 
 @pytest.mark.slow

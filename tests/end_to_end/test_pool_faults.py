@@ -15,9 +15,15 @@ import jax
 import numpy as np
 import pytest
 
-from jaxd import Client
+from jaxd import Client, connect
 from jaxd.errors import CalledBack, ValuesDied
+from jaxd_protocol.network.addresses import Address
+from jaxd_protocol.network.pool_routing import ranked
+from tests.end_to_end.gates import in_thread
+from tests.end_to_end.passing_on import Stalling
 from tests.end_to_end.pools import PoolOfServers, pool_of_servers, statistics
+from tests.live_server import TOKEN
+from tests.server.staging import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.own_server]
 
@@ -169,3 +175,60 @@ def test_a_loop_whose_state_is_not_kept_ends_with_what_is_lost(
         np.asarray(function(function(state, 1.0), 1.0))
     state = function(client.put(np.zeros(1 << 15, np.float32)), 1.0)
     assert float(state[0]) == 1.0
+
+
+@pytest.mark.libraries("orbax.checkpoint")
+@pytest.mark.filterwarnings("ignore:::orbax")
+def test_what_a_member_has_restored_another_one_reads_again(
+    pool: PoolOfServers, client: Client, tmp_path: Path
+) -> None:
+    """From the same checkpoint, where all of them see its folder."""
+    pytest.importorskip("orbax.checkpoint")
+    tree = {"w": np.arange(1 << 15, dtype="f4")}
+    client.save(client.put(tree), tmp_path / "state").wait()
+    restored = client.restore(tmp_path / "state")
+    name = holder(restored["w"], pool)
+    pool.kill(name)
+    np.testing.assert_array_equal(np.asarray(restored["w"]), tree["w"])
+    assert name not in pool.members
+    again = client.restore(tmp_path / "state")
+    assert float(client.persistent_call(lambda w: w[7])(again["w"])) == 7.0
+
+
+def test_a_call_to_a_member_that_goes_silent_is_answered_elsewhere(
+    pool: PoolOfServers, client: Client
+) -> None:
+    """As when its machine loses power: no socket ends, and nobody answers at its address.
+
+    The director says that it is lost; until then the call waits.
+    """
+
+    def twice(x: Any) -> Any:
+        return x + x
+
+    named: Any = client.persistent_call(twice)
+    first, other, _ = ranked(bytes(named._binding.inspected_spec().key), sorted(pool.members))
+    real = Address.parse(pool.members[first].tls)
+    numbers = np.random.default_rng(1).standard_normal(15_000).astype("f4")  # 60 kB come home
+    with Stalling(real.port) as stalled:
+        away = str(real._replace(port=stalled.port))
+        pool.director.show(first, addresses=(away,))
+        try:
+            with connect(pool.director.pool, token=TOKEN) as own:
+                session: Any = own.caller.session
+                function = own.persistent_call(twice)
+                np.testing.assert_array_equal(function(numbers), numbers + numbers)
+                (used,) = (e for e in session.pool.used if e.session.at.name == first)
+                late = in_thread(function, numbers)  # no more than 64 kB pass
+                until(lambda: used.session.open_calls == 1)
+                pool.director.show(other, load=1)
+                until(lambda: session.pool.routes().loads[other] == 1)
+                assert not late.done()
+                stalled.upstream = 0  # whoever connects from now on is refused
+                pool.director.show(first, state="lost")
+                np.testing.assert_array_equal(late.result(20), numbers + numbers)
+                assert used.session.at.name != first
+        finally:
+            unix = (pool.members[first].unix,)
+            pool.director.show(first, addresses=unix, state="ready")
+            pool.director.show(other, load=0)

@@ -390,7 +390,8 @@ class MemberCaller(Caller):
         """
         store = self.session.store
         self.session.read_replies()
-        if store is None or store.loss_error is not None or self.session.open_calls:
+        is_there = store is not None and store.loss_error is None and self.session.connected
+        if store is None or not is_there or self.session.open_calls:
             return
         give_up_copies([each.session.store for each in self._members.holders()], store)
         idle = idle_arrays(store)

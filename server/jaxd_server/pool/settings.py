@@ -193,11 +193,10 @@ class _Reader:
         if not members.least <= members.count <= members.most:
             limits = f"from {members.least} (min) to {members.most} (max)"
             raise self._wrong("members", "count", f"{limits}, and is {members.count}")
-        shares = [
-            word
-            for option, limit in quotas.items()
-            for word in (f"--{option}", str(max(1, limit // members.most)))
-        ]
+        if quotas.get(_DISK_BYTES, members.most) < members.most:
+            raise self._wrong("quotas", "disk_bytes", f"at least members.max, {members.most}")
+        parts = {name: _part(name, limit, members.most) for name, limit in quotas.items()}
+        shares = [word for name, part in parts.items() for word in (f"--{name}", part)]
         return MemberSettings(**{**found, "arguments": (*shares, *members.arguments)})
 
     def _static(self, rows: Any) -> dict[str, tuple[str, ...]]:
@@ -233,6 +232,13 @@ class _Reader:
         return ConfigurationError(f"{self._path}: {_place(section, name)} must be {wanted}.")
 
 
+def _part(option: str, limit: int, members: int) -> str:
+    """What one of so many members has of a limit: all of them together have no more."""
+    if option == _DISK_BYTES:
+        return str(limit // members)
+    return str(limit * 1_000_000 // members / 1_000_000)  # seconds
+
+
 def _place(section: str, name: str) -> str:
     return f"{section}.{name}" if section else name
 
@@ -255,6 +261,13 @@ _text: Final = partial(_typed, str)
 def _count(least: int, value: Any) -> int:
     number: int = _typed(int, value)
     if not least <= number <= _MOST_MEMBERS:
+        raise ValueError(value)
+    return number
+
+
+def _limit(value: Any) -> int:
+    number: int = _typed(int, value)
+    if number <= 0:
         raise ValueError(value)
     return number
 
@@ -353,9 +366,10 @@ _MEMBERS: Final[Mapping[str, _Setting]] = {
     "arguments": ("", _texts, "a list of texts"),
     "environment": ("", partial(_table, _text), "a table of texts"),
 }
+_DISK_BYTES: Final = "principal-disk-bytes"
 _QUOTAS: Final[Mapping[str, _Setting]] = {
-    "build_s": ("principal-build-s", partial(_typed, int), "whole seconds"),
-    "disk_bytes": ("principal-disk-bytes", partial(_typed, int), "a number of bytes"),
+    "build_s": ("principal-build-s", _limit, "whole seconds above zero"),
+    "disk_bytes": (_DISK_BYTES, _limit, "a number of bytes above zero"),
 }
 _SCALING: Final[Mapping[str, _Setting]] = {
     "busy": ("", _above_zero, "a number above zero"),

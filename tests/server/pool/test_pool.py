@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from jaxd_protocol.errors import AuthenticationFailed, ConfigurationError, ServerDraining
@@ -27,6 +28,8 @@ from jaxd_server.pool.members import (
 from jaxd_server.pool.settings import MemberSettings, PoolSettings, ScalingSettings
 
 KEY = "a-key-of-a-pool-for-tests-only"
+STEP_S = pool_process.TICK_S
+"""For so long a step takes outside of these tests."""
 
 
 class FakeMember:
@@ -52,6 +55,7 @@ class FakeCluster:
         self.members: dict[str, FakeMember] = {}
         self.dead: set[str] = set()
         self.undying: set[str] = set()
+        self.silent: set[str] = set()
         self.started: list[str] = []
         self.room = 100
         self.key = KEY
@@ -95,7 +99,8 @@ class FakeCluster:
 
     def collect(self, sent: Mapping[str, Any], timeout_s: float) -> dict[str, bytes | str]:
         time.sleep(min(timeout_s, 0.001))  # as long as a look at nothing takes
-        return {name: ref() for name, ref in sent.items() if name in self.members}
+        heard = self.members.keys() - self.silent
+        return {name: ref() for name, ref in sent.items() if name in heard}
 
     def kill(self, name: str) -> str:
         if name in self.undying:
@@ -389,6 +394,25 @@ def test_a_dead_member_is_lost_and_comes_back_as_another_epoch(cluster: FakeClus
     settle(pool)
     epochs = {each["name"]: each["epoch"] for each in pool.status()["members"]}
     assert (states(pool), epochs) == ({"m1": "ready", "m2": "ready"}, {"m1": 2, "m2": 1})
+
+
+def test_a_member_whose_machine_is_gone_is_lost_within_three_seconds(
+    cluster: FakeCluster,
+) -> None:
+    """Though Ray says nothing of it: it neither answers nor fails."""
+    now = began = 100.0
+    table = MemberTable("lab", lambda: now)
+    settings = PoolSettings("lab", members=MemberSettings(count=2))
+    pool = Pool(settings, cluster, table, Seal(KEY))  # type: ignore[arg-type]
+    assert settle(pool) == {"m1": "ready", "m2": "ready"}
+    cluster.silent.add("m1")
+    seen = {}
+    for now in np.arange(began + STEP_S, began + 5.0, STEP_S):
+        pool.step()
+        seen[now - began] = states(pool)["m1"]
+    assert min(at for at, state in seen.items() if state == "lost") < 3.0
+    assert max(at for at, state in seen.items() if state == "ready") >= 2.0
+    assert states(pool)["m2"] == "ready"
 
 
 def test_a_member_with_another_key_is_never_ready(cluster: FakeCluster) -> None:

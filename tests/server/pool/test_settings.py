@@ -64,7 +64,7 @@ def test_a_whole_file_is_read(tmp_path: Path) -> None:
         "/opt/jaxd/bin/python",
         "/shared/jaxd",
         (18870, 18899),
-        ("--principal-build-s", "600", "--principal-disk-bytes", "1000", "--threads", "4"),
+        ("--principal-build-s", "600.0", "--principal-disk-bytes", "1000", "--threads", "4"),
         {"XLA_FLAGS": "--x"},
     )
     travelled = json.loads(json.dumps(found.members.to_json()))
@@ -99,6 +99,8 @@ def test_servers_that_run_already_are_listed(tmp_path: Path) -> None:
         ("x", "is not TOML"),
         ("colour = 1", "'?colour'? is not a setting"),
         ("[members]\ncolour = 1", "members.colour is not a setting"),
+        ("[quotas]\nbuild_s = 0\n", "quotas.build_s must be whole seconds above zero"),
+        ("[quotas]\ndisk_bytes = 63\n", "quotas.disk_bytes must be at least members.max, 64"),
         ("[ray]\naddress = 'auto'\n", "ray.address must be HOST:PORT of a Ray cluster"),
         ("[ray]\naddress = 'head'\n", "ray.address must be HOST:PORT of a Ray cluster"),
         ("[members]\ncount = '3'", "members.count must be a whole number"),
