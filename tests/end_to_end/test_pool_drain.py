@@ -139,6 +139,17 @@ def test_arrays_do_not_pass_the_client_when_they_leave(pool: PoolOfServers, clie
     assert not unused.is_here
 
 
+def test_an_array_that_is_passed_twice_leaves_once(pool: PoolOfServers, client: Client) -> None:
+    """Two copies of it there would end together with the first of them."""
+    add = client.persistent_call(lambda a, b, c: a + b * c[0])
+    x, y = on(client, "m1", 1.0, MEGABYTE), on(client, "m1", 2.0, MEGABYTE)
+    drain(client, pool, "m1")
+    for _ in range(2):
+        assert float(add(x, x, y)[0]) == 3.0
+        wait_until_left(client, pool, "m1")
+    assert float(x[0]) == 1.0
+
+
 def test_a_small_array_that_came_with_its_call_stays_here_when_it_leaves(
     pool: PoolOfServers, client: Client
 ) -> None:

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from jaxd.dispatch.caller import Caller
@@ -358,7 +357,8 @@ class MemberCaller(Caller):
         self, arrays: Sequence[RemoteArray], other: MemberCaller, until: float | None
     ) -> bool:
         source = self.session.store
-        own = [each for each in arrays if each.fetcher is source]  # another thread has been faster
+        different = {id(each): each for each in arrays}.values()  # or one copy would end another
+        own = [each for each in different if each.fetcher is source]  # no thread has been faster
         if source is None or not own:
             return True
         source.calls.settle(until, takers_of={each.origin for each in own})  # they may be donated
@@ -526,14 +526,17 @@ def _taken(
     Raises:
         DeadlineExceeded: when the time of the call has passed.
     """
-    calls = {origin: new_call_number() for origin in {each.origin: None for each in arrays}}
+    origins = [each.origin for each in arrays]  # which may be others at any moment
+    calls = {origin: new_call_number() for origin in dict.fromkeys(origins)}
     numbers = tuple(calls.values())
-    ids = [first_value_id(calls[each.origin]) + each.number for each in arrays]
+    places = [(calls[origin], each.number) for origin, each in zip(origins, arrays, strict=True)]
+    ids = [first_value_id(call) + number for call, number in places]
     try:
         ends = source.connection(until), sink.connection(until)
         if not all(each.welcome.get(PEERS_IN_WELCOME) for each in ends):
             return None
-        offered = pack_ids(each.id for each in arrays)
+        each_id = (o.first + number for o, (_, number) in zip(origins, places, strict=True))
+        offered = pack_ids(each_id)
         (_, ticket, member), _ = source.ask("offer", offered, deadline=until)
         taken = member, ticket, current_config(), pack_ids(ids)
         value, _ = sink.ask("take", *taken, over=ends[1], makes=numbers, deadline=until)
@@ -549,17 +552,13 @@ def _taken(
         for number in numbers:
             sink.drop(value_ids_of(number))
         return None
-    made: dict[int, RemoteArray] = {}
-    for origin, number in calls.items():
-        own = sorted((each for each in arrays if each.origin is origin), key=_number)
-        lineage = NoLineage(number, _MOVED)
-        places = [each.number for each in own]
-        copies = sink.remote(first_value_id(number), origin.leaves, places, lineage=lineage)
-        made.update(zip(map(id, own), copies, strict=True))
-    return [made[id(each)] for each in arrays]
-
-
-_number: Final = attrgetter("number")
+    made: dict[tuple[int, int], RemoteArray] = {}
+    for origin, call in calls.items():
+        own = sorted(number for each, number in places if each == call)
+        lineage = NoLineage(call, _MOVED)
+        copies = sink.remote(first_value_id(call), origin.leaves, own, lineage=lineage)
+        made.update(zip([(call, number) for number in own], copies, strict=True))
+    return [made[place] for place in places]
 
 
 def idle_arrays(store: RemoteStore) -> list[RemoteArray]:
@@ -567,8 +566,9 @@ def idle_arrays(store: RemoteStore) -> list[RemoteArray]:
     from jaxd.remote_values.snapshots import usable_arrays  # few members drain
 
     done = (e for e in store.live_batches() if e.pending_call is None or e.pending_call.done)
-    found = (each for batch in done for each in usable_arrays(batch) if each.origin is batch)
-    return [owner for each in found if (owner := each.owner) is not None]
+    found = ((batch, each.owner) for batch in done for each in usable_arrays(batch))
+    # not what has gone elsewhere since, nor the copy that stood for it here
+    return [owner for batch, owner in found if owner is not None and owner.origin is batch]
 
 
 def give_up_copies(stores: Sequence[RemoteStore | None], left: RemoteStore) -> None:
