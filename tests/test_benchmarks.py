@@ -23,6 +23,7 @@ from benchmarks.chart import Panel, as_svg, curves_as_svg
 from benchmarks.curves import CURVES
 from benchmarks.curves.curve import Curve, CurveResult, Line, measure_curve
 from benchmarks.curves.report import page
+from benchmarks.drivers import pool_routing
 from benchmarks.facts import machine_facts
 from benchmarks.harness import (
     Comparison,
@@ -39,6 +40,9 @@ from benchmarks.report import as_json, as_markdown, format_seconds
 from benchmarks.rows import ROWS, training
 from benchmarks.rows.accelerator import LIMITS
 from benchmarks.rows.key import KEY
+
+from jaxd.pool.members import MemberCaller
+from jaxd.pool.routes import Pool
 
 TINY = Sizes(calls=20, slow_calls=2, round_bytes=2**21, most_bytes=2**20, steps=2, blocks=1)
 
@@ -260,6 +264,24 @@ def test_the_row_of_the_key_runs_alone(capsys: pytest.CaptureFixture[str]) -> No
     printed = capsys.readouterr().out
     assert "| key | small function |  | jaxd is left out |" in printed
     assert "| fetch-64MB |" not in printed
+
+
+def test_the_choice_of_a_member_is_timed_as_a_call_makes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With all that is looked at for it, and without a server."""
+    chosen: list[str] = []
+    of_key = Pool.of_key
+
+    def counted(pool: Pool, key: bytes) -> MemberCaller:
+        found = of_key(pool, key)
+        chosen.append(found.member.name)
+        return found
+
+    monkeypatch.setattr(Pool, "of_key", counted)
+    assert pool_routing.routing(4)(100) > 0.0
+    assert len(chosen) >= 64 + 100
+    assert len(set(chosen)) > 1
 
 
 def test_children_end_with_their_row(run: BenchmarkRun) -> None:

@@ -71,12 +71,21 @@ POOL_ROUTING: Final = Row(
     variants=(
         Variant("of 4 members", _routing("choose", 4, "calls"), needs=("jaxd",)),
         Variant("of 1,000 members", _routing("choose", 1000, "calls"), needs=("jaxd",)),
+        Variant("of 4, as a call does", _routing("route", 4, "calls"), needs=("jaxd",)),
+        Variant("of 1,000, as a call does", _routing("route", 1000, "calls"), needs=("jaxd",)),
         Variant("order of 1,000, once for a key", _routing("rank", 1000, "slow_calls"), ("jaxd",)),
     ),
     comparisons=(
         Comparison("of 4 members / 5 µs", ("of 4 members",), (), Target("at most", 1), 5e-6),
         Comparison(
             "of 1,000 members / 5 µs", ("of 1,000 members",), (), Target("at most", 1), 5e-6
+        ),
+        Comparison(
+            "of 1,000, as a call does / 5 µs",
+            ("of 1,000, as a call does",),
+            (),
+            Target("at most", 1),
+            5e-6,
         ),
     ),
 )
