@@ -16,6 +16,7 @@ import jaxd
 from jaxd import Client
 from jaxd.errors import NoServer, ValueDeleted
 from jaxd.interop.remote_array import RemoteArray
+from jaxd.pool import members
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import control_path
 from jaxd_server.pool.member_server import ServerWatch, report_of
@@ -202,6 +203,33 @@ def test_an_array_that_a_call_under_way_takes_for_good_does_not_leave(
         late.result(20)
     wait_until_left(client, pool, "m1")
     np.testing.assert_array_equal(jaxd.get(result), np.full(MEGABYTE // 4, 2.0, "f4"))
+
+
+def test_an_array_that_is_given_away_while_it_is_copied_does_not_come_back(
+    pool: PoolOfServers, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By another thread: its copy on the other member is dropped."""
+    plus = client.persistent_call(lambda x: x + 1.0, donate_argnums=0)
+    plus(plus(on(client, "m1", 1.0, MEGABYTE)))  # what it donates is known from then on
+    x, kept = on(client, "m1", 1.0, MEGABYTE), on(client, "m1", 5.0, MEGABYTE)
+    taken, results = members._taken, []
+
+    def take(*arguments: Any) -> Any:
+        found = taken(*arguments)
+        with monkeypatch.context() as patch:
+            patch.setattr(session.pool, "draining", frozenset())
+            results.append(plus(x))
+        return found
+
+    session: Any = client.caller.session
+    monkeypatch.setattr(members, "_taken", take)
+    pool.director.show("m1", state="draining")
+    until(lambda: bool(results))
+    monkeypatch.undo()
+    with pytest.raises(ValueDeleted, match="was donated"):
+        x.block_until_ready()
+    wait_until_left(client, pool, "m1")
+    assert [float(each[0]) for each in (results[0], kept)] == [2.0, 5.0]
 
 
 def test_a_call_that_names_a_member_that_drains_says_so(

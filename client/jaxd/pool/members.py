@@ -343,15 +343,25 @@ class MemberCaller(Caller):
         try:
             fresh = [each for each in others if each.member.name not in self._refused_by]
             other = (fresh or others)[0]
-            has_given = self._give(arrays, other, until)
-            if has_given or not fresh:
+            if not fresh:
                 self._refused_by.clear()
-            if not has_given:
-                self._refused_by.add(other.member.name)
-                self._stay_until = time.monotonic() + _STAY_S
+            try:
+                has_given = self._give(arrays, other, until)
+            except DeadlineExceeded:
+                self._stay(other)
+                raise
+            if has_given:
+                self._refused_by.clear()
+            else:
+                self._stay(other)
             return has_given
         finally:
             self._giving.release()
+
+    def _stay(self, refused_by: MemberCaller) -> None:
+        """Arrays stay for a while, and another member is asked then."""
+        self._refused_by.add(refused_by.member.name)
+        self._stay_until = time.monotonic() + _STAY_S
 
     def _give(
         self, arrays: Sequence[RemoteArray], other: MemberCaller, until: float | None
@@ -370,6 +380,8 @@ class MemberCaller(Caller):
         if sink is None or copies is None:
             return False
         for array, copy in zip(own, copies, strict=True):
+            if array.is_deleted():  # or donated, by another thread since
+                continue
             data = source.data_here(array)
             if data is not None:
                 array.receive(data)
