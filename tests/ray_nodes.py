@@ -86,9 +86,9 @@ class RayNodes:
             self.close()
             raise
 
-    def add(self, cpus: int) -> int:
-        """Adds a node; its number."""
-        return int(self._order("add", cpus)["node"])
+    def add(self, cpus: int, gpus: int = 0) -> int:
+        """Adds a node, which says that it has so many GPUs; its number."""
+        return int(self._order("add", cpus, gpus)["node"])
 
     def kill(self, node: int) -> None:
         """Kills the process of Ray that a node consists of."""
@@ -116,9 +116,9 @@ class RayNodes:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _order(self, word: str, number: int) -> dict[str, Any]:
+    def _order(self, word: str, *numbers: int) -> dict[str, Any]:
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps([word, number]) + "\n")
+        self._process.stdin.write(json.dumps([word, *numbers]) + "\n")
         self._process.stdin.flush()
         return self._read()
 
@@ -151,10 +151,10 @@ def main(folder: str) -> None:
     nodes: list[Any] = []
     caches = os.environ["XDG_CACHE_HOME"]
     for line in sys.stdin:
-        word, number = json.loads(line)
+        word, number, *more = json.loads(line)
         if word == "add":
             os.environ["XDG_CACHE_HOME"] = f"{caches}/node-{len(nodes)}"
-            nodes.append(cluster.add_node(num_cpus=number, **common))
+            nodes.append(cluster.add_node(num_cpus=number, num_gpus=more[0], **common))
             _answer(node=len(nodes) - 1)
         else:
             nodes[number].kill_raylet()

@@ -45,6 +45,9 @@ _LOOK_S: Final = 0.1
 _STOP_S: Final = 30.0
 _ANSWER_S: Final = 20.0
 _CONNECT_S: Final = 5.0
+_REFUSED: Final = 3
+"""With which a process ends that a cluster does not let in without a token."""
+
 _THREADS: Final = 8
 """Of a member's actor: a report does not wait for an order."""
 
@@ -297,11 +300,13 @@ class RayMembers:
 
     Raises:
         NoServer: when there is no cluster at that address, or its token is another one.
+        ConfigurationError: when it lets in who has no token.
     """
 
     def __init__(self, settings: PoolSettings, address: str) -> None:
         self._pool = settings.name
         _check_answers(address)
+        _check_token_mode(address)
         self._ray = ray = _imported(settings.ray, settings.files.directory)
         try:
             ray.init(
@@ -449,6 +454,52 @@ def _check_answers(address: str) -> None:
         ) from error
 
 
+def _check_token_mode(address: str) -> None:
+    """Returns when a cluster refuses who has no token, which a process of its own tries.
+
+    Raises:
+        ConfigurationError: when it does not.
+        NoServer: when that cannot be found out.
+    """
+    require_ray()
+    own = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
+    environment = {name: value for name, value in os.environ.items() if name not in own}
+    tried = subprocess.run(  # noqa: S603  our own program, without a shell
+        [sys.executable, "-P", "-m", __name__, json.dumps({"enters": address})],
+        env=environment | {"RAY_AUTH_MODE": "disabled"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=_START_S,
+        check=False,
+    )
+    if tried.returncode == _REFUSED:
+        return
+    if tried.returncode:
+        raise NoServer(
+            f"it cannot be found out whether the Ray cluster at {address} asks for a token: "
+            f"{_last_line(tried.stderr)}. See whether its head is up, and has the Ray of this "
+            "environment (ray --version)."
+        )
+    raise ConfigurationError(
+        f"the Ray cluster at {address} lets in who has no token, and who is in can run code on all "
+        "of its nodes. Start its head and its nodes with RAY_AUTH_MODE=token and one token (ray "
+        "get-auth-token --generate), or leave [ray] address out for a cluster of the pool's own."
+    )
+
+
+def _enter(address: str) -> int:
+    """Tries to ask the head of a cluster without a token; the exit code."""
+    from ray._raylet import GcsClient  # what is public starts much more
+    from ray.exceptions import AuthenticationError
+
+    try:
+        GcsClient(address=address).internal_kv_keys(b"", None, _CONNECT_S)
+    except AuthenticationError:
+        return _REFUSED
+    return 0
+
+
 def _resources(settings: MemberSettings) -> dict[str, Any]:
     """What a member takes of its node, in Ray's words."""
     resources = dict(settings.resources)
@@ -461,12 +512,18 @@ def _resources(settings: MemberSettings) -> dict[str, Any]:
 
 def _first_line(error: BaseException) -> str:
     """What an error of Ray's says, short: the last line that is no more of a trace."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[-1] if lines else type(error).__name__)[:300]
+    return _last_line(str(error)) or type(error).__name__
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return "".join(lines[-1:])[:300]
 
 
 if __name__ == "__main__":
     given = json.loads(sys.argv[1])
+    if "enters" in given:
+        sys.exit(_enter(given["enters"]))
     try:
         _hold_cluster(RaySettings(**given["settings"]), given["folder"])
     except JaxdError as error:
