@@ -6,7 +6,9 @@ brought before, in arguments. What code can only tell from others by identity is
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, field
 from enum import Enum
 from functools import partial
 from typing import Any, Self
@@ -39,7 +41,30 @@ class Unset:
         return cls._only
 
 
+@dataclass(eq=False)
+class Setting:
+    """Nor do two of these count as one, which are compared by which they are."""
+
+    rate: float = 1.0
+
+
+class Named(ABC):
+    """A constant of an abstract class, to which its own method refers."""
+
+    @abstractmethod
+    def is_it(self) -> bool: ...
+
+
+class Only(Named):
+    """The class of that constant."""
+
+    def is_it(self) -> bool:
+        return self is ONLY
+
+
 FAST, SLOW = Tag("way"), Tag("way")
+ONE, OTHER = Setting(), Setting()
+ONLY, NOT_IT = Only(), Only()
 UNSET = Unset()
 TABLE = {FAST: 2.0, SLOW: 3.0}
 
@@ -280,3 +305,84 @@ def test_a_table_of_addresses_is_refused(client: Client) -> None:
     with pytest.raises(PackingError, match="calls id"):
         client.persistent_call(looked_up, fallback="error")(X)
     checked(client.persistent_call(counted, fallback="error")(X), X * 2)
+
+
+def _comparing(own: Any) -> Callable[[Any, Any], Any]:
+    return lambda x, tag: x * (2.0 if tag is own else 3.0)
+
+
+@pytest.mark.parametrize("tag", [FAST, SLOW])
+@pytest.mark.parametrize("ignore", [(), ("something_else",)], ids=["all", "ignoring"])
+def test_two_that_hold_the_same_are_told_apart(
+    client: Client, tag: Any, ignore: tuple[str, ...]
+) -> None:
+    """By functions that differ in nothing else; also where something does not count."""
+    for own in (FAST, SLOW):
+        function = _comparing(own)
+        served = client.persistent_call(function, static_argnums=1, fallback="error", ignore=ignore)
+        checked(served(X, tag), X * (2.0 if tag is own else 3.0))
+
+
+def test_dataclasses_that_are_not_compared_are_told_apart(client: Client) -> None:
+    """Arguments that hold the same are not packed once."""
+    served = client.persistent_call(_comparing(ONE), static_argnums=1, fallback="error")
+    for tag, factor in ((ONE, 2.0), (OTHER, 3.0), (Setting(), 3.0), (ONE, 2.0)):
+        checked(served(X, tag), X * factor)
+    local, other = Setting(), Setting()
+    served = client.persistent_call(_comparing(local), static_argnums=1, fallback="error")
+    checked(served(X, other), X * 3)
+    with pytest.raises(PackingError, match="may ask which one it is"):
+        served(X, local)
+
+
+def test_a_constant_to_which_its_class_refers(client: Client) -> None:
+    """Which is not complete when the constant is made."""
+
+    def asked(x: Any, tag: Any) -> Any:
+        return x * (2.0 if tag.is_it() else 3.0) * (5.0 if tag is ONLY else 7.0)
+
+    served = client.persistent_call(asked, static_argnums=1, fallback="error")
+    for tag, factor in ((ONLY, 10.0), (NOT_IT, 21.0)):
+        checked(served(X, tag), X * factor)
+
+
+def test_what_is_installed_is_one_by_its_name(client: Client) -> None:
+    """Constants and functions of libraries may be compared with arguments."""
+
+    def compared(x: Any, how: Any, by: Any) -> Any:
+        return by(x) * (2.0 if how is MISSING else 3.0) * (5.0 if by is jnp.max else 7.0)
+
+    served = client.persistent_call(compared, static_argnums=(1, 2), fallback="error")
+    checked(served(X, MISSING, jnp.max), 20.0)
+    checked(served(X, None, jnp.sum), 63.0)
+
+
+_WAYS = (is_fast, by_table)
+
+
+@pytest.mark.parametrize(
+    "among",
+    [lambda x, how: x * (how in (is_fast, by_table)), lambda x, how: x * (how in _WAYS)],
+    ids=["written", "global"],
+)
+def test_a_function_among_which_arguments_are_looked_for_is_refused(
+    client: Client, among: Any
+) -> None:
+    """As it is where it is compared with one."""
+    served = client.persistent_call(among, static_argnums=1, fallback="error")
+    checked(served(X, "other"), X * 0)
+    with pytest.raises(PackingError, match="may ask which one it is"):
+        served(X, is_fast)
+
+
+def test_a_constant_of_which_something_is_ignored_is_refused(client: Client) -> None:
+    """It would be another one in the arguments as soon as that changes."""
+    function = _comparing(COUNTED)
+    options: Any = {"static_argnums": 1, "fallback": "error", "ignore": ("own.rate",)}
+    served = client.persistent_call(function, **options)
+    checked(served(X, FAST), X * 3)
+    with pytest.raises(PackingError, match="may ask which one it is"):
+        served(X, COUNTED)
+
+
+COUNTED = Setting()

@@ -290,30 +290,49 @@ class FunctionSnapshot:
             PackingError: when the function reaches one of these objects itself, and only identity
                 tells it from others: on the server these would be two.
         """
-        for each in met.pop(TOLD_APART, ()):
-            if self._tells_apart(each):
-                what = getattr(each, "__qualname__", f"an object of type {type(each).__qualname__}")
-                raise PackingError(
-                    f"an argument of {self.name} holds {what}, which the function "
-                    "also has by itself, or compares others with: it may ask which one it is, and "
-                    "on the server these would be two. Make it a global of a module of yours with "
-                    "nothing but text and numbers in it and without __eq__, or a member of an "
-                    "enum; or let the function have it in one way only."
-                )
+        told_apart = met.pop(TOLD_APART, ())
+        two = [each for each in told_apart if self._tells_apart(each)]
+        if not two and any("." in each for each in self.manifest.ignored):
+            own = [each for name, each in met.items() if type(name) is bytes]
+            two = [each for each in own if self._is_read_in_part(each)]
+        if two:
+            kind = type(two[0]).__qualname__
+            what = getattr(two[0], "__qualname__", f"an object of type {kind}")
+            raise PackingError(
+                f"an argument of {self.name} holds {what}, which the function also has by itself, "
+                "or compares others with: it may ask which one it is, and on the server these "
+                "would be two. Make it a global of a module of yours with nothing but text and "
+                "numbers in it (of which none is in ignore=) and without __eq__, or a member of "
+                "an enum; or let the function have it in one way only."
+            )
         if met:
             self.reader.learn(met)
 
     def _tells_apart(self, value: Any) -> bool:
         """Whether code of the function may find out that an argument is an object of its own."""
-        from jaxd_protocol.packages.bare_objects import is_told_by_identity  # few have objects
+        from jaxd_protocol.packages import bare_objects  # few arguments have objects
 
-        if is_told_by_identity(type(value)) and id(value) in self._reached:
+        kind = type(value)
+        if bare_objects.is_told_by_identity(kind) and id(value) in self._reached:
             return True
         if not self._compared:
             return False
-        parts = (value, value.__self__) if type(value) is MethodType else (value,)
+        parts = (value, value.__self__) if kind is MethodType else (value,)
         found = [self._compared[id(each)] for each in parts if id(each) in self._compared]
-        return any(found) or (bool(found) and type(value) in _COMPARED_BY_IDENTITY)
+        is_alone = kind in _COMPARED_BY_IDENTITY or bare_objects.is_compared_by_identity(kind)
+        return any(found) or (bool(found) and is_alone)
+
+    def _is_read_in_part(self, value: Any) -> bool:
+        """Whether an object that it reaches has attributes that do not count in its key.
+
+        They count in the name of a constant, which is another one when they change.
+        """
+        from jaxd_protocol.packages.bare_objects import own_name  # few functions ignore anything
+
+        if id(value) not in self._reached:
+            return False
+        names = {each.rpartition(".")[2] for each in self.manifest.ignored}
+        return not names.isdisjoint(getattr(value, "__dict__", ())) and own_name(value) is not None
 
     @cached_property
     def _compared(self) -> dict[int, bool]:

@@ -21,6 +21,7 @@ from jaxd_protocol.fingerprint.function_wrapper import BoundWrapper
 from jaxd_protocol.fingerprint.guards import MISSING, is_implemented_in_c
 from jaxd_protocol.fingerprint.values.classes import slot_names
 from jaxd_protocol.fingerprint.values.reductions import own_attributes, slot_content
+from jaxd_protocol.packages.bare_objects import is_told_by_identity
 from jaxd_protocol.pytree import dump_literal
 
 _ATOMS: Final = frozenset({str, bytes, int, bool, type(None), type(...)})
@@ -118,14 +119,15 @@ _value_classes: Final = BoundedDict[type, bool](1024)
 def _is_value_class(cls: Any) -> bool:
     """Whether instances are nothing but their attributes, and are compared by them.
 
-    Those of a dataclass, and of a class that says when two are equal and hashes them so. Those in
-    a result are made anew each time.
+    Those of a dataclass that are compared, and of a class that says when two are equal and hashes
+    them so. Those in a result are made anew each time.
     """
     found = _value_classes.get(cls)
     if found is None:
         is_hashed = cls.__hash__ is not None and cls.__hash__ is not object.__hash__
         is_compared = is_hashed and cls.__eq__ is not object.__eq__
-        found = (is_compared or is_dataclass(cls)) and all(map(_adds_attributes_only, cls.__mro__))
+        is_value = is_compared or (is_dataclass(cls) and not is_told_by_identity(cls))
+        found = is_value and all(map(_adds_attributes_only, cls.__mro__))
         _value_classes[cls] = found
     return found
 

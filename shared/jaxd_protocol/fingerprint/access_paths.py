@@ -339,10 +339,14 @@ def _class_attribute(walk: Walk, cls: type, steps: Steps) -> Followed | None:
     return _result_of_step(walk, value, f".{name}", rest)
 
 
+_HOLDERS: Final = frozenset({tuple, list, set, frozenset, dict})
+
+
 def compared_with(functions: Collection[FunctionType]) -> Iterator[tuple[Any, bool]]:
     """The globals and closure variables of functions that their code compares with others.
 
-    Each with whether it is compared by `is`. Of a method it is the object.
+    Each with whether it is compared by `is`. Of a method it is the object. And what containers
+    among them hold, or have as keys: code may ask whether something is in one.
     """
     for function in functions:
         code = function.__code__
@@ -350,12 +354,14 @@ def compared_with(functions: Collection[FunctionType]) -> Iterator[tuple[Any, bo
         for how, name, *attributes in facts_of(code).compared:
             try:
                 cell = cells.get(name)
-                found = function.__globals__.get(name) if cell is None else cell.cell_contents
+                found: Any = function.__globals__.get(name) if cell is None else cell.cell_contents
                 for each in attributes:
                     found = vars(found).get(each, found)
             except (TypeError, ValueError):  # it has no attributes, or the cell is empty
                 continue
             yield found, how == "IS_OP"
+            if type(found) in _HOLDERS:
+                yield from ((each, False) for each in tuple(found))
 
 
 def uses_of_first_parameter(walk: Walk, function: Any) -> dict[Steps, int] | None:

@@ -13,6 +13,8 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from itertools import repeat
+from operator import is_
 from types import MappingProxyType
 from typing import Any, Final, NoReturn
 from weakref import WeakKeyDictionary, WeakSet
@@ -143,8 +145,28 @@ def own_constant_name(value: Any) -> Place | None:
         return made
     known: Place | None = _constants.get(value)
     if value not in _constants or not (known is None or _has(known, value)):
-        known = _constants[value] = _own_objects.find(value)
+        known = _constants[value] = _home_of(value)
     return known
+
+
+def _home_of(value: Any) -> Place | None:
+    """Of the names of a constant that of the module which makes it.
+
+    Which others import it from there differs between processes. Where the source does not tell,
+    it is that of its class, before a script.
+    """
+    places = _own_objects.places_of(value)
+    made = [each for each in places if each[1] in names_made_in(file_of(each[0]), _IS_A_CALL)]
+    home = type(value).__module__
+
+    def order(place: Place) -> Any:
+        is_script = place[0] in _SCRIPTS  # a process of multiprocessing has it under both names
+        return place[0] != home and not (is_script and home in _SCRIPTS), is_script, place
+
+    return min(made or places, key=order, default=None)
+
+
+_SCRIPTS: Final = frozenset({"__main__", "__mp_main__"})
 
 
 def keep_constant(value: Any, module: str, name: str) -> Any:
@@ -276,7 +298,9 @@ def names_made_in(file: str, by: str) -> frozenset[str]:
             source = opened.read()
     except (OSError, UnicodeDecodeError, ValueError):
         return frozenset()
-    return frozenset(re.findall(rf"^(\w+)\b[^=\n]*= *{by}", source, re.MULTILINE))
+    targets = rf"^(\w[\w, ]*)\b[^=\n]*=(?: *\w+ *=)* *{by}"
+    found = re.findall(targets, source, re.MULTILINE)
+    return frozenset(name for each in found for name in re.findall(r"\w+", each))
 
 
 # of the user's own modules ------------------------------------------------------------------------
@@ -306,13 +330,13 @@ class _OwnObjects:
             return made
         known = self._known.get(id(value))  # it keeps the object, and with that its id
         if known is None or not (known[1] is None or _has(known[1], value)):
-            known = self._known[id(value)] = value, self.find(value)
+            known = self._known[id(value)] = value, _first(self.places_of(value))
         return known[1]
 
-    def find(self, value: object) -> Place | None:
-        """The name that a module of the user's has for an object now."""
+    def places_of(self, value: object) -> list[Place]:
+        """The names that modules of the user's have for an object now."""
         modules = _own_modules(len(sys.modules))
-        return _first([place for module in modules for place in _places_in(module, value)])
+        return [place for module in modules for place in _places_in(module, value)]
 
     def made_name_of(self, value: object) -> Place | None:
         """The name of what stands for a client's; None for anything else."""
@@ -362,8 +386,10 @@ class _OwnObjects:
 
 
 def _places_in(module: str, value: object) -> list[Place]:
-    content = content_of(module).copy()
-    return [(module, name) for name, each in content.items() if each is value]
+    content = content_of(module)
+    if not any(map(is_, tuple(content.values()), repeat(value))):  # as mostly: it is to be fast
+        return []
+    return [(module, name) for name, each in content.copy().items() if each is value]
 
 
 _seen: Final[dict[str, bool]] = {}

@@ -19,6 +19,7 @@ from jaxd_protocol.packages.bare_objects import (
     is_empty_constant,
     names_of_bare_object,
     object_of_name,
+    own_constant_name,
     own_object_name,
     weak_table_of_name,
 )
@@ -177,3 +178,41 @@ def test_no_function_leaves_something_in_a_table_that_others_ask() -> None:
             change()  # type: ignore[no-untyped-call]
     assert float not in table
     assert float not in chosen
+
+
+class _Tag:
+    """Two of them are told apart by which they are."""
+
+
+_MAKES_TAGS = """
+class Tag:
+    pass
+FAST, SLOW = Tag(), Tag()
+KEPT = _KEPT = Tag()
+NOTED: Tag = Tag()
+"""
+
+
+@pytest.mark.parametrize("name", ["FAST", "SLOW", "KEPT", "NOTED"])
+def test_a_constant_has_the_name_by_which_its_module_makes_it(
+    load: Callable[..., ModuleType], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Whatever imports it: a script's name precedes others, and so would that of a package."""
+    made = getattr(load(aa_takes="from zz_tags import *\n", zz_tags=_MAKES_TAGS), name)
+    monkeypatch.setitem(vars(sys.modules["__main__"]), name, made)
+    assert own_constant_name(made) == ("zz_tags", name)
+
+
+def test_a_constant_that_no_source_makes_has_the_name_in_the_module_of_its_class(
+    load: Callable[..., ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or any other before that of a script."""
+    load(zz_made="")
+    made = _Tag()
+    monkeypatch.setitem(vars(sys.modules["zz_made"]), "TAG", made)
+    monkeypatch.setitem(vars(sys.modules["__main__"]), "TAG", made)
+    assert own_constant_name(made) == ("zz_made", "TAG")
+    again = _Tag()
+    for home in ("zz_made", "__main__", __name__):
+        monkeypatch.setitem(vars(sys.modules[home]), "AGAIN", again)
+    assert own_constant_name(again) == (__name__, "AGAIN")

@@ -443,6 +443,7 @@ _NO_EFFECT: Final = HERE.without_effect | {"PRECALL", "PUSH_NULL", "RESUME", "CO
 _ATTRIBUTE: Final = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
 _SHOWN_BY: Final = [[each, "CALL"] for each in sorted(_ATTRIBUTE)]
 _COMPARE: Final = frozenset({"IS_OP", "COMPARE_OP", "CONTAINS_OP"})
+_BUILD: Final = frozenset({"BUILD_TUPLE", "BUILD_LIST", "BUILD_SET"})
 _LOAD_FROM_OUTSIDE: Final = frozenset({"LOAD_GLOBAL", "LOAD_DEREF"})
 _STORE: Final = frozenset({"STORE_FAST", "STORE_NAME", "STORE_DEREF", "STORE_GLOBAL"})
 _STORE_VARIABLE: Final = frozenset(
@@ -593,9 +594,13 @@ class Instructions(list[Instruction]):
         found: set[tuple[str, ...]] = set()
         for at, each in enumerate(self):
             if each.op in _COMPARE:
-                right, begin = self._named_before(at)
-                left, _ = self._named_before(begin)
-                found.update((each.op, *names) for names in (right, left) if names)
+                count, begin = 2, at
+                if self[at - 1].op in _BUILD:  # the left one is before all the items
+                    count, begin = 1 + self[at - 1].arg, at - 1
+                for _ in range(count):
+                    names, begin = self._named_before(begin)
+                    if names:
+                        found.add((each.op, *names))
         return frozenset(found)
 
     def _named_before(self, at: int) -> tuple[tuple[str, ...], int]:

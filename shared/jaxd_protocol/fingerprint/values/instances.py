@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import MutableSet
@@ -41,7 +42,7 @@ from jaxd_protocol.packages.bare_objects import (
     own_constant_name,
 )
 from jaxd_protocol.packages.importable import importable_name
-from jaxd_protocol.packages.installed import is_local_module
+from jaxd_protocol.packages.installed import content_of, is_local_module
 
 
 class ThreadLocal(threading.local):
@@ -100,9 +101,12 @@ def _emit_instance(walk: Walk, value: Any) -> None:
         walk.numbered(value, _context_variable)
     elif isinstance(value, threading.local):
         walk.numbered(value, _thread_local)
-    elif not walk.ignores and (place := own_constant_name(value)) is not None:
-        walk.guards.answer(partial(own_constant_name, value), place)
-        emit_by_content(walk, value, partial(_constant, place), ".".join(place))
+    elif (place := own_constant_name(value)) is not None:
+        body = partial(_constant, place)
+        if walk.ignores:  # by the way that leads to something, which counts here alone
+            walk.numbered(value, body)
+        else:
+            emit_by_content(walk, value, body, ".".join(place))
     else:
         walk.numbered(value, _instance)
 
@@ -112,6 +116,11 @@ def _constant(place: tuple[str, str], walk: Walk, value: Any) -> None:
     walk.tag("own constant")
     for each in place:
         walk.text(each)
+    module, name = place
+    content = content_of(module)
+    if content.get(name) is value:  # else it stands for a client's, for good
+        walk.guards.item(sys.modules, module, sys.modules.get(module))
+        walk.guards.item(content, name, value)
     _instance(walk, value)
 
 

@@ -240,7 +240,7 @@ def make_constant(name: tuple[bytes, str, str], kind: type) -> Any:
     """The known constant of that id, or a new one without attributes."""
     _, called, module = name
     return content_table.class_of(
-        ClassId(*name), lambda: keep_constant(object.__new__(kind), module, called)
+        ClassId(*name), lambda: keep_constant(make_instance(kind), module, called)
     )
 
 
