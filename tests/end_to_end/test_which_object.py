@@ -386,3 +386,44 @@ def test_a_constant_of_which_something_is_ignored_is_refused(client: Client) -> 
 
 
 COUNTED = Setting()
+
+
+class _Slotted:
+    """Without attributes."""
+
+    __slots__ = ()
+
+
+class _Called:
+    """Does more than being there."""
+
+    def __call__(self, x: Any) -> Any:
+        return x * 2
+
+
+class _ByName:
+    """As sentinels are pickled."""
+
+    def __reduce__(self) -> str:
+        return "_BY_NAME"
+
+
+_SLOTTED, _CALLED, _BY_NAME = _Slotted(), _Called(), _ByName()
+
+
+@pytest.mark.parametrize("tag", [_SLOTTED, _CALLED, _BY_NAME], ids=["slots", "call", "reduce"])
+def test_any_other_that_code_compares_is_refused(client: Client, tag: Any) -> None:
+    """Those of the same classes, and with code that does not ask, are served."""
+
+    def asking(x: Any, tag: Any) -> Any:
+        return x * (2.0 if tag in (_SLOTTED, _CALLED, _BY_NAME) else 3.0)
+
+    def having(x: Any, tag: Any) -> Any:
+        return _CALLED(x) if callable(tag) else x * 3
+
+    served = client.persistent_call(asking, static_argnums=1, fallback="error")
+    checked(served(X, type(tag)()), X * 3)
+    with pytest.raises(PackingError, match="may ask which one it is"):
+        served(X, tag)
+    served = client.persistent_call(having, static_argnums=1, fallback="error")
+    checked(served(X, tag), X * (2.0 if tag is _CALLED else 3.0))

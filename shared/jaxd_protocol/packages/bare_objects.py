@@ -190,6 +190,12 @@ def is_told_by_identity(cls: Any) -> bool:
     return found
 
 
+def is_compared_by_identity(cls: Any) -> bool:
+    """Whether instances of a class of Python code equal nothing but themselves, whatever else."""
+    is_made = cls is not object and bool(cls.__flags__ & _MADE_BY_PYTHON)
+    return is_made and cls.__eq__ is object.__eq__ and cls.__hash__ is object.__hash__
+
+
 _IDENTITY: Final = ("__eq__", "__hash__", "__getattribute__", "__reduce__", "__reduce_ex__")
 _FORMS: Final = (
     *("__getattr__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__"),
