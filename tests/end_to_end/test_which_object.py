@@ -302,7 +302,7 @@ def test_a_table_of_addresses_is_refused(client: Client) -> None:
         seen = {id(each) for each in (FAST, SLOW, FAST)}
         return x * len(seen)
 
-    with pytest.raises(PackingError, match="calls id"):
+    with pytest.raises(PackingError, match="it calls id, and reaches a dict"):
         client.persistent_call(looked_up, fallback="error")(X)
     checked(client.persistent_call(counted, fallback="error")(X), X * 2)
 

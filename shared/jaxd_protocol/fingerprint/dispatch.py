@@ -193,9 +193,9 @@ def _refuse_addresses(walk: Walk) -> None:
     for each in (*walk.reach.numbered, *walk.reach.objects):
         if type(each) in (dict, set, frozenset) and any(map(_may_be_address, each)):
             raise PackingError(
-                f"{walk.path()} calls id, and reaches a {type(each).__name__} whose keys may be "
-                "what id has returned: on the server objects have other addresses. Use the objects "
-                "themselves as keys, or names of them."
+                f"it calls id, and reaches a {type(each).__name__} whose keys may be what id has "
+                "returned: on the server objects have other addresses. Use the objects themselves "
+                "as keys, or names of them."
             )
 
 
