@@ -28,13 +28,14 @@ from jaxd.interop.remote_array import RemoteArray
 from jaxd.remote_values import lineage, recovery, snapshots
 from jaxd.remote_values.call_pipeline import CallPipeline
 from jaxd.remote_values.lineage import CallLineage, KeptData
+from jaxd.remote_values.pipelined_calls import PipelinedCalls
 from jaxd.remote_values.store import RemoteStore
 from jaxd.transfer import shared_memory
 from jaxd.transfer.routing import TransferRouter
 from jaxd_protocol.messages.calls import FAILED, OK
 from jaxd_protocol.messages.failures import encode_failure
 from jaxd_protocol.pytree import Leaf, TreeEncoder
-from tests.end_to_end.gates import Gate, advice
+from tests.end_to_end.gates import Gate, advice, in_thread
 from tests.end_to_end.several_devices import EIGHT, X, spread_out
 from tests.end_to_end.steps import kill
 from tests.live_server import TOKEN, LiveServer
@@ -1253,3 +1254,202 @@ def test_a_snapshot_takes_the_place_of_calls_that_ran_for_too_long(
 
 def doubled(x: Any) -> Any:
     return x * 2
+
+
+@pytest.fixture
+def replies_held_back(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Functions, by name, whose replies do not come as long as their connection lives."""
+    held, on_reply = list[str](), CallPipeline._on_reply
+
+    def hold_back(pipeline: CallPipeline, flight: Any, connection: Any, pending: Any) -> None:
+        if flight.name.rpartition(".")[2] in held and pending.error is None:
+            pending.frame, pending.error = None, ConnectionLost("it has not come.")
+        else:
+            on_reply(pipeline, flight, connection, pending)
+
+    monkeypatch.setattr(CallPipeline, "_on_reply", hold_back)
+    return held
+
+
+@pytest.mark.slow
+def test_a_call_that_others_need_is_sent_again_before_them(
+    start_live: Callable[..., LiveServer], replies_held_back: list[str]
+) -> None:
+    """Its reply had not come, and theirs had: it is open, and they are over."""
+    server = start_live()
+
+    def adding(x: Any) -> Any:
+        return x + 1
+
+    def late(x: Any) -> Any:
+        return x + 1
+
+    with connect(server.unix) as client:
+        add, slow = (client.persistent_call(each, donate_argnums=0) for each in (adding, late))
+        state = client.put(np.zeros(LARGE, np.float32))
+        for _ in range(2):
+            state = slow(add(state))
+        state.block_until_ready()
+        replies_held_back.append("late")
+        state = add(slow(slow(add(state))))
+        state.block_until_ready()
+        replies_held_back.clear()
+        kill(server)
+        assert float(state[0]) == 8.0
+        until(lambda: client.statistics().values == 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["submitted", "called"])
+def test_a_call_is_sent_again_before_what_it_takes_is_donated(
+    start_live: Callable[..., LiveServer], replies_held_back: list[str], way: str
+) -> None:
+    """It had read the state when the next step took that; only its reply had not come."""
+    server, told = start_live(), list[float]()
+
+    def adding(x: Any) -> Any:
+        return x + 1
+
+    def late(x: Any) -> Any:
+        return x * 2
+
+    with connect(server.unix) as client:
+        add, look = client.persistent_call(adding, donate_argnums=0), client.persistent_call(late)
+        state = add(add(client.put(np.zeros(LARGE, np.float32))))
+        look(state).block_until_ready()
+        replies_held_back.append("late")
+        if way == "submitted":
+            future = look.submit(state)
+            future.add_done_callback(lambda done: told.append(float(done.result()[0])))
+        else:
+            looked = look(state)
+        state = add(state)
+        state.block_until_ready()
+        replies_held_back.clear()
+        kill(server)
+        assert float(state[0]) == 3.0
+        if way == "submitted":
+            looked = future.result(60)
+            until(lambda: told == [4.0])
+        assert float(looked[0]) == 4.0
+
+
+@pytest.mark.slow
+def test_results_of_map_that_are_read_after_their_worker_has_ended(
+    start_live: Callable[..., LiveServer],
+) -> None:
+    """Their replies had come before, and others were made again meanwhile."""
+    server = start_live()
+    with connect(server.unix) as client:
+        make = client.persistent_call(lambda n: jnp.ones(LARGE) * n, results="remote")
+        make(np.float32(0.0)).block_until_ready()
+        results = make.map([np.float32(n) for n in range(STEPS)])
+        first, reader = next(results), client.caller.session.connection().shared_reader
+        until(lambda: not reader.pending)
+        kill(server)
+        assert float(first[0]) == 0.0
+        assert [float(each[0]) for each in results] == [float(n) for n in range(1, STEPS)]
+        assert client.statistics().epoch == 2
+
+
+@pytest.mark.slow
+def test_a_result_that_is_read_after_others_were_made_again(
+    start_live: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that has called was too slow: the call was over, and nobody had its arrays."""
+    server, result = start_live(), PipelinedCalls._result
+    is_over, may_go_on = threading.Event(), threading.Event()
+
+    def wait_first(*args: Any) -> Any:
+        is_over.set()
+        assert may_go_on.wait(60)
+        return result(*args)
+
+    with connect(server.unix) as client, ThreadPoolExecutor(1) as pool:
+        add = client.persistent_call(lambda x: x + 1, donate_argnums=0)
+        state = client.put(np.zeros(LARGE, np.float32))
+        other = client.put(np.ones(LARGE, np.float32))
+        monkeypatch.setattr(PipelinedCalls, "_result", wait_first)
+        late = pool.submit(add, state)
+        assert is_over.wait(60)
+        kill(server)
+        assert float(other[0]) == 1.0
+        monkeypatch.undo()
+        may_go_on.set()
+        assert float(late.result(60)[0]) == 1.0
+        assert float(other[0]) == 1.0
+
+
+@pytest.mark.slow
+def test_a_result_that_nobody_wanted_of_a_call_that_was_under_way_is_freed(
+    start_live: Callable[..., LiveServer], replies_held_back: list[str]
+) -> None:
+    """The call is sent again all the same, and makes it once more."""
+    server = start_live()
+
+    def late(x: Any) -> Any:
+        return x * 2
+
+    with connect(server.unix) as client:
+        state, look = client.put(np.zeros(LARGE, np.float32)), client.persistent_call(late)
+        look(state).block_until_ready()
+        until(lambda: client.statistics().values == 1)
+        replies_held_back.append("late")
+        unwanted = look(state)
+        until(lambda: client.statistics().values == 2)
+        del unwanted
+        until(lambda: client.statistics().values == 1)
+        replies_held_back.clear()
+        kill(server)
+        assert float(np.asarray(state)[0]) == 0.0
+        client.caller.session.values().settle(time.monotonic() + 60.0)
+        until(lambda: client.statistics().values == 1)
+
+
+@pytest.mark.slow
+def test_releases_wait_until_all_is_made_again(
+    start_live: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call of another thread would carry that of a state in between, which is needed then."""
+    server, make = start_live(), CallLineage.make
+    with connect(server.unix) as client:
+        add = client.persistent_call(lambda x: x + 1)
+        plain = client.persistent_call(lambda x: x * 2)
+        states, queue = [client.put(np.zeros(LARGE, np.float32))], client.caller.session.values()
+        for _ in range(3):
+            states.append(add(states[-1]))
+        assert float(plain(1.0)) == 2.0
+        states[-1].block_until_ready()
+        middle = states[2].id
+        del states[:3]
+
+        def release_before(lineage: CallLineage, link: Any) -> Any:
+            if lineage.depth == 3:
+                queue.release_queue.add(range(middle, middle + 1))
+                assert in_thread(plain, 2.0).result(60) == 4.0
+            return make(lineage, link)
+
+        kill(server)
+        monkeypatch.setattr(CallLineage, "make", release_before)
+        assert float(states[0][0]) == 3.0
+        until(lambda: client.statistics().values == 1)
+
+
+def test_a_restore_of_a_session_that_has_ended_meanwhile_is_none_of_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Though its worker be the same: that has nothing of it."""
+    server, client, state = given_up_session()
+    mark_lost = recovery._Plan.mark_lost
+
+    def lose_session(*args: Any, **options: Any) -> None:
+        monkeypatch.undo()
+        mark_lost(*args, **options)
+        client.caller.session.connection().shut()
+        until(lambda: not server.parts.status.now()["connections"])
+        until(lambda: not len(server.parts.values))
+        client.caller.session.connection()
+
+    monkeypatch.setattr(recovery._Plan, "mark_lost", lose_session)
+    assert float(client.persistent_call(lambda x: x + 1)(state)[0]) == 3.0
+    server.close()

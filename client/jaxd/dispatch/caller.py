@@ -468,7 +468,8 @@ class OpenCall:
         call, deadline = self.call, self.deadline
         transfer = self.load() if call.buffers else None
         queue = values.release_queue
-        drops = queue.take_all() if queue.pending or queue.young else b""
+        is_releasing = (queue.pending or queue.young) and not values.defers_releases()
+        drops = queue.take_all() if is_releasing else b""
         self.is_sent = True
         try:
             value, frame = connection.request(

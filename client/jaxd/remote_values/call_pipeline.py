@@ -417,6 +417,10 @@ class CallPipeline:
         self._lock = threading.RLock()  # guards _open, and the order in which calls are sent
         self._lock_owner: int | None = None
 
+    def open_numbers(self) -> list[int]:
+        """The numbers of the calls that have no reply."""
+        return list(self._open)
+
     def after_fork(self) -> None:
         """Renews the locks, which other threads of the parent may hold, in the child of a fork."""
         self._lock = threading.RLock()
@@ -669,6 +673,17 @@ class CallPipeline:
                 if not flight.done and not flight.begin_session():
                     self._fail(flight, self._lost_with_worker(flight))
             return [flight for flight in self._open.values() if not flight.done]
+
+    def send_in_place(self, connection: ClientConnection, number: int) -> None:
+        """Sends one of these calls again, before what is made again behind it.
+
+        Raises:
+            ConnectionLost: when that worker has ended as well.
+        """
+        with self._holding_lock():
+            flight = self._open.get(number)
+            if flight is not None and self._has_lost_connection(flight):
+                self._resend(flight, connection)
 
     def _lost_with_worker(self, flight: PipelinedCall) -> ValuesLost:
         obstacle = "they are the result of a call that was under way"

@@ -123,6 +123,7 @@ class Lineage:
         nbytes: how much data is held for it.
         obstacle: why it cannot be made again; empty: it can.
         is_copy: whether it is a copy of arrays, and no way to compute them.
+        donates: whether the call that makes them takes arrays for good.
         on_gone: called when nothing depends on it any more, also during garbage collection.
     """
 
@@ -134,6 +135,7 @@ class Lineage:
     nbytes = 0
     obstacle = ""
     is_copy = False
+    donates = False
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -474,6 +476,11 @@ class CallLineage(Lineage):
     def obstacle(self) -> str:  # type: ignore[override]
         """As of any lineage."""
         return self._obstacle if self.effects.are_recorded else ANSWERS_OBSTACLE
+
+    @property
+    def donates(self) -> bool:  # type: ignore[override]
+        """As of any lineage."""
+        return self._call.spec.donates
 
     def settle(self, run_s: float = 0.0) -> None:
         """As of any lineage; calls that it depends on were over before it."""

@@ -193,6 +193,10 @@ class PipelinedCalls:
         if self._lazy_pipeline.made is not None:
             self._lazy_pipeline.made.fail_all(error)
 
+    def open_numbers(self) -> list[int]:
+        """The numbers of the calls that have no reply."""
+        return self._pipeline.open_numbers()
+
     def begin_session(self) -> None:
         """The server knows nothing of these calls any more."""
         self._result_shapes.clear()
@@ -201,15 +205,22 @@ class PipelinedCalls:
 
     def restore(
         self, recovery: Recovery, connection: ClientConnection, there: Collection[int]
-    ) -> None:
+    ) -> Collection[ResultBatch]:
         """Makes the arrays again that these calls need, or somebody holds; see `Recovery`.
+
+        Returns:
+            Those that somebody holds.
 
         Raises:
             ConnectionLost: when that worker has ended as well.
         """
-        flights = self._pipeline.begin_restore()
-        recovery.restore(connection, flights, list(self._pipeline.launching.values()), there)
-        self._pipeline.end_restore()
+        pipeline = self._pipeline
+        flights = pipeline.begin_restore()
+        send = partial(pipeline.send_in_place, connection)
+        launching = list(pipeline.launching.values())
+        held = recovery.restore(connection, flights, launching, there, send)
+        pipeline.end_restore()
+        return held
 
     def settle(
         self, deadline: float | None, takers_of: Collection[ResultBatch] | None = None
@@ -403,8 +414,10 @@ class PipelinedCalls:
 
     def _result(self, flight: PipelinedCall) -> Any:
         assert flight.skeleton is not None
+        session = () if flight.connection is None else flight.connection.session
+        lineage = flight.hand_over_lineage()
         return self.read(
-            flight.call, flight.skeleton, flight.inline_leaves, flight, flight.hand_over_lineage()
+            flight.call, flight.skeleton, flight.inline_leaves, flight, lineage, session
         )
 
     def read(

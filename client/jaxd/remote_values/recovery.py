@@ -85,6 +85,7 @@ CHANGED_OBSTACLE: Final = (
 )
 
 _NO_BLOCKS: Final[Mapping[int, BlockOffset]] = {}
+_NO_CALLS: Final[Mapping[int, CallRequest]] = {}
 
 _PACKS: Final = "jaxd_protocol.pickling.pack.functions"
 _MOST_REASONS: Final = 5
@@ -354,8 +355,9 @@ class Recovery:
         connection: ClientConnection,
         flights: Sequence[CallInFlight],
         launching: Sequence[CallRequest],
-        there: Collection[int] = (),
-    ) -> None:
+        there: Collection[int],
+        send: Callable[[int], object],
+    ) -> Collection[ResultBatch]:
         """Makes all arrays that somebody holds, or that a call in flight takes, again.
 
         Those that cannot be made again are marked as lost.
@@ -365,6 +367,10 @@ class Recovery:
             flights: the calls that will be sent again.
             launching: those that will be sent for the first time.
             there: numbers of calls whose results this worker has; more may come.
+            send: sends one of `flights` now, by its number.
+
+        Returns:
+            Those that somebody holds.
 
         Raises:
             ConnectionLost: when that worker has ended as well.
@@ -372,14 +378,42 @@ class Recovery:
                 again in another session.
             Busy: the same, after `MAX_BUSY_S`.
         """
-        open_numbers = {flight.number for flight in flights}
-        plan = _Plan(open_numbers, there, has_data=self._store.takes_data)
+        open_calls = {flight.number: flight.call for flight in flights}
+        plan = _Plan(open_calls, there, has_data=self._store.takes_data)
         for call in (*(flight.call for flight in flights), *launching):
             for each in call.values:
                 plan.hold(each.origin, each.numbers)
-        plan.add_batches(self._store.live_batches())
+        held = self._store.live_batches()
+        plan.add_batches(held)
+        self._run(plan, connection, send)
+        return set(held)
+
+    def restore_late(
+        self, connection: ClientConnection, late: Sequence[ResultBatch]
+    ) -> Sequence[ResultBatch]:
+        """As `restore`, of arrays whose reply was read when all others had been made again.
+
+        Raises:
+            ConnectionLost: when they need others, which may not be there any more: all have to be
+                made again, in another session.
+        """
+        if any(_lineage_of(batch).sources for batch in late if usable_arrays(batch)):
+            raise ConnectionLost("arrays of an earlier session have come late.")
+        plan = _Plan(has_data=self._store.takes_data)
+        plan.add_batches(late)
+        self._run(plan, connection)
+        return late
+
+    def _run(
+        self,
+        plan: _Plan,
+        connection: ClientConnection,
+        send: Callable[[int], object] = lambda _: None,
+    ) -> None:
         link = _Link(connection, self._router())
         for step in plan.steps():
+            for number in plan.open_before(step):
+                send(number)
             step.run(link)
             link.drop(plan.unused_after(step))
         plan.mark_lost(with_worker=self._store.is_of_a_dead_worker)
@@ -498,17 +532,62 @@ class _Step:
         return {first_value_id(self.number) + number for number in self.held}
 
 
+class _Taken(NamedTuple):
+    """What a call takes.
+
+    Attributes:
+        arrays: of which call they are results, and their numbers among these.
+        for_good: whether some of them are donated.
+    """
+
+    arrays: Sequence[tuple[int, range]]
+    for_good: bool
+
+    @classmethod
+    def by_lineage(cls, made: Lineage) -> _Taken:
+        """What that takes to be made again."""
+        return cls([(each.lineage.number, each.arrays) for each in made.sources], made.donates)
+
+    @classmethod
+    def by_call(cls, call: CallRequest) -> _Taken:
+        """What one takes that is sent again."""
+        arrays = [(call_number_of(each.origin.first), each.numbers) for each in call.values]
+        return cls(arrays, call.spec.donates)
+
+    def is_behind(self, number: int, other: _Taken) -> bool:
+        """Whether a call with a smaller number has to be sent first.
+
+        Args:
+            number: its number.
+            other: what it takes.
+        """
+        if any(maker == number for maker, _ in self.arrays):
+            return True
+        return self.for_good and any(
+            maker == its_maker and numbers.start < its.stop and its.start < numbers.stop
+            for maker, numbers in self.arrays
+            for its_maker, its in other.arrays
+        )
+
+
 class _Plan:
     """What is made again, in which order.
 
     Args:
-        spared: numbers of calls that are not made again: those that are sent again anyway, and
-            those whose results are there; any number of sets, which may grow.
+        open_calls: those that are sent again anyway, by number.
+        there: numbers of calls whose results are there; more may come.
         has_data: whether arrays may be sent from data.
     """
 
-    def __init__(self, *spared: Collection[int], has_data: bool) -> None:
-        self._spared = spared
+    def __init__(
+        self,
+        open_calls: Mapping[int, CallRequest] = _NO_CALLS,
+        there: Collection[int] = (),
+        *,
+        has_data: bool,
+    ) -> None:
+        self._unsent = dict(open_calls)
+        self._spared = open_calls.keys(), there
         self._has_data = has_data
         self._steps: dict[int, _Step] = {}
         self._held: list[RemoteArray] = []  # or they might be released before they are made
@@ -563,6 +642,25 @@ class _Plan:
             if obstacle:
                 step.lose(obstacle)
             yield step
+
+    def open_before(self, step: _Step) -> list[int]:
+        """The open calls, by number, that have to be sent again before a step is run.
+
+        They had ended before it on the last worker, and only their replies had not come. The step
+        takes what they make; or it takes for good what they take, and it would be gone.
+        """
+        made = step.lineage
+        if made is None or not self._unsent:
+            return []
+        behind = [_Taken.by_lineage(made)]
+        found = list[int]()
+        for number in sorted(filter(step.number.__gt__, self._unsent), reverse=True):
+            own = _Taken.by_call(self._unsent[number])
+            if any(each.is_behind(number, own) for each in behind):
+                behind.append(own)
+                found.append(number)
+                del self._unsent[number]
+        return found[::-1]
 
     def unused_after(self, step: _Step) -> list[range]:
         """The ids that nobody needs any more once a step was run."""

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
@@ -138,6 +138,7 @@ class RemoteStore:
         self._is_stale = False
         self._session: tuple[Any, ...] = ()  # that was begun last
         self._made_in_it: set[int] = set()  # numbers of calls since, while it is stale
+        self._late: list[ResultBatch] = []  # of a session before that one, and tracked since
         self._restoring = threading.RLock()  # held by the thread that makes arrays again
         self.loss_error: ValuesLost | None = None
         self._uplink = uplink
@@ -195,7 +196,7 @@ class RemoteStore:
         attempts = 0
         while attempts < _MAX_RESTORES:
             connection = self._connect(deadline)
-            if not self._is_stale:
+            if not (self._is_stale or self._late):
                 return connection
             try:
                 self._restore_until(connection, deadline)
@@ -285,7 +286,7 @@ class RemoteStore:
         self.worker, self._session = connection.worker, connection.session
         self._made_in_it.clear()
         self._is_stale, self.needs_session = True, False
-        self.release_queue.forget_sent()
+        self.release_queue.forget_sent(self.calls.open_numbers())
         self.deduplicator = Lazy(self._make_deduplicator)
         self.calls.begin_session()
 
@@ -296,22 +297,35 @@ class RemoteStore:
             ConnectionLost: when this worker has ended as well.
         """
         with self._restoring:
-            if not self._is_stale or connection.worker != self.worker:
+            if not (self._is_stale or self._late) or connection.session != self._session:
                 return
             assert self.recovery is not None
-            gone = unpack_spans(self.release_queue.take_all())  # which is not made again
-            for ids in gone:
-                if call_number_of(ids.start) in self._made_in_it:
-                    self.release_queue.add(ids)
             self.needs_session = True  # until all is done: no call of a session runs twice
             try:
-                self.calls.restore(self.recovery(), connection, self._made_in_it)
+                if self._is_stale:
+                    made = self._restore_all(self.recovery(), connection)
+                else:
+                    made = self.recovery().restore_late(connection, self._late.copy())
             except BaseException:
+                self._is_stale = True
                 self._uplink.leave(connection)
                 raise
-            if connection.worker == self.worker:  # else there is another one by now
+            for batch in filter(made.__contains__, self._late.copy()):
+                self._late.remove(batch)
+            if connection.session == self._session:  # else there is another one by now
                 self._is_stale = self.needs_session = False
                 self.release_queue.retry()
+
+    def _restore_all(
+        self, recovery: Recovery, connection: ClientConnection
+    ) -> Collection[ResultBatch]:
+        """As `_restore`, in a session that has nothing but what was made since."""
+        stay = self._made_in_it.union(self.calls.open_numbers())
+        gone = unpack_spans(self.release_queue.take_all())  # which is not made again
+        for ids in gone:
+            if call_number_of(ids.start) in stay:
+                self.release_queue.add(ids)
+        return self.calls.restore(recovery, connection, self._made_in_it)
 
     @property
     def is_of_this_machine(self) -> bool:
@@ -400,14 +414,15 @@ class RemoteStore:
         # Chosen before it is looked whether calls were lost: over the next connection these come
         # first, which make such values, or take them for good.
         connection = self._uplink.open_connection
-        if self._uplink.store is self and self._must_defer():
+        if self._uplink.store is self and (connection is None or self.defers_releases()):
             self.release_queue.requeue(ids)
-            if not self._must_defer():  # perhaps since before that
+            if not self.defers_releases():  # perhaps since before that
                 self.release_queue.retry()
             return True
         return self._uplink.notify(self, "drop", ids, over=connection)
 
-    def _must_defer(self) -> bool:
+    def defers_releases(self) -> bool:
+        """Whether ids of released arrays have to wait: some are made again, or are to be."""
         is_out_of_reach = self._uplink.open_connection is None or self._is_stale
         return is_out_of_reach or self.calls.has_unsent_calls()
 
@@ -428,7 +443,8 @@ class RemoteStore:
             numbers: of those that are wanted; by default all.
             flight: the call that makes them, when that had not run.
             lineage: how they are made again; None: that is not known.
-            session: in which a server has made them; empty: that of the other arrays.
+            session: in which a server has made them; empty: that of the other arrays. Where others
+                were made again since then, so are these, before they are used.
         """
         if self._is_stale and session == self._session:
             self._made_in_it.add(call_number_of(first))
@@ -438,6 +454,9 @@ class RemoteStore:
         batch = ResultBatch(self, first, leaves, flight, lineage)
         arrays = batch.make(range(len(leaves)) if numbers is None else numbers)
         self.release_queue.track(batch)
+        is_over = flight is None or flight.done  # else it is sent again
+        if self._session and session and session != self._session and is_over:
+            self._late.append(batch)  # not before: a restore may be looking for such
         return arrays
 
     def fetch_bytes(self, array: RemoteArray) -> memoryview:
@@ -525,7 +544,7 @@ class RemoteStore:
             raise
         finally:
             transfer.release()
-        return self.remote(first, specs_in(value[1]), lineage=lineage)
+        return self.remote(first, specs_in(value[1]), lineage=lineage, session=connection.session)
 
     def fetch_all(self, arrays: Sequence[RemoteArray], deadline: float | None = None) -> None:
         """Fetches several arrays with few messages; they keep their data.
@@ -596,17 +615,18 @@ class RemoteStore:
         self.wait(array)
         number = new_call_number()
 
-        def ask() -> tuple[tuple[Any, ...], Frame]:
+        def ask() -> tuple[tuple[Any, ...], tuple[Any, ...], Frame]:
             connection = self.connection()  # makes the array again where that is needed
             array.refuse_lost()
             message = array.id, index, INLINE_RESULT_BYTES, number
-            return self.ask("part", *message, over=connection, makes=(number,))
+            reply = self.ask("part", *message, over=connection, makes=(number,))
+            return connection.session, *reply
 
-        value, frame = retry_once(ask)
+        session, value, frame = retry_once(ask)
         (spec,) = specs_in(value[1])
         recovery = self.recovery
         lineage = None if recovery is None else recovery().of_part(number, array, index)
-        (made,) = self.remote(first_value_id(number), [spec], lineage=lineage)
+        (made,) = self.remote(first_value_id(number), [spec], lineage=lineage, session=session)
         if frame.buffers:
             made.receive(frame.buffers[0])
             return made.fetch()

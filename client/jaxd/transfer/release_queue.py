@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -192,9 +192,15 @@ class ReleaseQueue:
         self._sent.extend(found)
         return found
 
-    def forget_sent(self) -> None:
-        """Forgets what was sent: the server has none of it any more."""
+    def forget_sent(self, but: Container[int] = ()) -> None:
+        """Forgets what was sent: the server has none of it any more.
+
+        Args:
+            but: numbers of calls that are sent again, and make theirs once more.
+        """
+        sent = [each for each in self._sent if call_number_of(each.start) in but]
         self._sent.clear()
+        self._sent.extend(sent)
 
     def held(self) -> list[Releasable]:
         """The arrays of calls, of which somebody holds some or did until just now."""

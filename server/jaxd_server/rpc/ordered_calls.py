@@ -3,7 +3,8 @@
 The next one is dispatched while the device still works on the last, as in a process of its own.
 A call that takes no time to start is started by the thread that has read it, or by the one that
 has sent the reply before. Each thread that need not be woken leaves the processor to the device,
-which consists of threads where it is a CPU.
+which consists of threads where it is a CPU. The reply to such a call may be sent before that to one
+which was dispatched before it: clients take replies in any order.
 
 The reply cache keeps the replies that a client has not acknowledged: a call on values must not run
 twice. A client whose connection was lost sends such calls again. Those that ran are answered from

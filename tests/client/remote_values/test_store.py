@@ -52,6 +52,27 @@ def test_a_release_does_not_overtake_a_call_that_was_lost_with_its_connection(
     assert np.asarray(array).tolist() == [1, 1, 1]
 
 
+def test_a_release_that_had_no_connection_waits_for_the_next_one(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which may be there by now; but its session may not be the one that was looked at."""
+    session = client.caller.session
+    array, values = client.put(np.ones(3)), session.values()
+    sent = list[Any]()
+
+    def note(*args: Any, **_: Any) -> bool:
+        sent.append(args)
+        return True
+
+    monkeypatch.setattr(session, "notify", note)
+    monkeypatch.setattr(type(session), "open_connection", None)
+    monkeypatch.setattr(values, "defers_releases", lambda: False)
+    assert values._send_releases(packed_ids([array.id]))
+    assert not sent
+    assert [each.start for each in values.release_queue.pending] == [array.id]
+    values.release_queue.pending.clear()
+
+
 def test_several_come_home_with_one_message(client: Client) -> None:
     """And are here afterwards."""
     arrays = [client.put(np.full(10, i)) for i in range(20)]
