@@ -23,7 +23,15 @@ from jax.experimental import io_callback
 import jaxd
 from jaxd import Client, connect
 from jaxd import wait as jaxd_wait
-from jaxd.errors import Busy, ConnectionLost, DeadlineExceeded, ValuesDied, ValuesFull, ValuesLost
+from jaxd.errors import (
+    Busy,
+    ConfigurationError,
+    ConnectionLost,
+    DeadlineExceeded,
+    ValuesDied,
+    ValuesFull,
+    ValuesLost,
+)
 from jaxd.interop.remote_array import RemoteArray
 from jaxd.remote_values import lineage, recovery, snapshots
 from jaxd.remote_values.call_pipeline import CallPipeline
@@ -239,7 +247,7 @@ def test_with_all_off_arrays_die_with_their_worker(
     with connect(server.unix) as client:
         state = client.put(np.ones(LARGE, np.float32))
         kill(server)
-        with pytest.raises(ValuesDied):
+        with pytest.raises(ValuesDied, match=r"JAXD_SNAPSHOT_S=0\); this process needs 1"):
             np.asarray(state)
 
 
@@ -256,6 +264,7 @@ def test_a_state_that_is_too_large_for_a_snapshot_is_named_once(
         with pytest.warns(RuntimeWarning, match="JAXD_SNAPSHOT_BYTES"):
             state, _ = train(state, np.ones(4, np.float32))
         train(state, np.ones(4, np.float32))
+        assert "JAXD_SNAPSHOT_BYTES" in client.kept().stopped
 
 
 @pytest.mark.slow
@@ -1009,7 +1018,7 @@ def test_a_state_that_has_no_room_does_not_stop_the_loop_at_each_call(
         for _ in range(STEPS):
             state = add(state)
         assert float(state[0]) == STEPS
-    assert len(waits) == 1
+    assert len(waits) == 2  # for one snapshot: once more while other threads wait
 
 
 @pytest.mark.slow
@@ -1453,3 +1462,127 @@ def test_a_restore_of_a_session_that_has_ended_meanwhile_is_none_of_the_next(
     monkeypatch.setattr(recovery._Plan, "mark_lost", lose_session)
     assert float(client.persistent_call(lambda x: x + 1)(state)[0]) == 3.0
     server.close()
+
+
+@pytest.mark.slow
+def test_a_snapshot_takes_the_place_of_arguments_before_there_is_no_room(
+    start_live: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At no moment would the state be lost with its worker."""
+    monkeypatch.setenv("JAXD_SNAPSHOT_BYTES", str(40 * 16_000))
+    monkeypatch.setattr(snapshots, "COST_SHARE", 1e9)
+    server = start_live()
+    with connect(server.unix) as client:
+        train, state = client.persistent_call(step, donate_argnums=0), start()
+        for _ in range(6 * STEPS):
+            state, _ = train(state, np.ones(4000, np.float32))
+            assert client.kept().lost_with_worker == {}
+        state["w"].block_until_ready()
+        kept = client.kept()
+        assert kept.snapshot_bytes >= 2 * 4 * LARGE
+        kill(server)
+        assert float(state["n"]) == 6 * STEPS
+
+
+@pytest.mark.slow
+def test_a_snapshot_is_taken_before_there_are_too_many_calls(
+    start_live: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And where there can be none, the error says how many are made again."""
+    monkeypatch.setattr(recovery, "MAX_DEPTH", 3)
+    monkeypatch.setattr(snapshots, "COST_SHARE", 1e9)
+    server = start_live()
+    with connect(server.unix) as client:
+        add = client.persistent_call(lambda x: x + 1, donate_argnums=0)
+        state = client.put(np.zeros(LARGE, np.float32))
+        for _ in range(2 * STEPS):
+            state = add(state)
+            kept = client.kept()
+            assert (kept.calls <= 3, kept.lost_with_worker) == (True, {})
+        monkeypatch.setattr(snapshots.Snapshots, "take_if_due", lambda _: None)
+        for _ in range(4):
+            state = add(state)
+        kill(server)
+        with pytest.raises(ValuesDied, match="more than 3 calls"):
+            np.asarray(state)
+
+
+@pytest.mark.slow
+def test_a_snapshot_is_one_point_of_the_order_of_all_threads(
+    start_live: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call of another thread that would take what is being fetched waits until it is."""
+    server, fetch = start_live(), RemoteStore.fetch_copies
+    begun = list[Any]()
+    with connect(server.unix) as client, ThreadPoolExecutor(1) as pool:
+        add = client.persistent_call(lambda x: x + 1, donate_argnums=0)
+        states = [client.put(np.full(LARGE, n, np.float32)) for n in range(2)]
+        for _ in range(2):
+            states = [add(each) for each in states]
+        made = client.caller.session.values().recovery
+        assert made is not None
+        taken: Any = made().snapshots
+
+        def fetch_meanwhile(*args: Any) -> Any:
+            if not begun:
+                begun.append(pool.submit(add, states[1]))
+                until(lambda: begun[0].done() or taken._pause._waiters)
+            return fetch(*args)
+
+        monkeypatch.setattr(RemoteStore, "fetch_copies", fetch_meanwhile)
+        taken.make_due()
+        states[0] = add(states[0])
+        states[1] = begun[0].result(60)
+        kept = client.kept()
+        assert kept.snapshot_bytes == 2 * 4 * LARGE
+        assert (kept.calls, kept.stopped) == (1, "")
+        kill(server)
+        assert [float(each[0]) for each in states] == [3.0, 4.0]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("many_snapshots")
+def test_of_several_devices_on_another_machine_there_are_no_snapshots(
+    start_live: Callable[..., LiveServer],
+) -> None:
+    """That is said once, and what to write instead."""
+    server = start_live("--build-in", "worker", **EIGHT)
+    with connect(server.tcp, token=TOKEN) as client:
+        add = client.persistent_call(lambda x: x + 1, donate_argnums=0)
+        state = add(np.zeros(LARGE, np.float32))
+        with pytest.warns(RuntimeWarning, match=r"several devices.*jaxd\.save\(state, path\)"):
+            state = add(state)
+        for _ in range(STEPS):
+            state = add(state)
+        state.block_until_ready()
+        assert "several devices" in client.kept().stopped
+        (told,) = client.caller.session.ask("values")["kept"]
+        assert "several devices" in told["stopped"]
+
+
+@pytest.mark.slow
+def test_where_the_next_worker_has_no_such_device_the_error_says_so(
+    start_live: Callable[..., LiveServer],
+) -> None:
+    """What needs none of them is made again all the same."""
+    server = start_live("--build-in", "worker", **EIGHT)
+
+    def spread(n: Any) -> Any:
+        mesh = jax.sharding.Mesh(jax.make_mesh((8,), ("i",)).devices, ("i",))
+        where = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("i"))
+        return jax.lax.with_sharding_constraint(jnp.ones(LARGE) * n, where)
+
+    with connect(server.unix) as client, connect(server.unix, device=7) as other:
+        sharded = client.persistent_call(spread, results="remote")(np.float32(2.0))
+        on_the_last = other.put(np.ones(LARGE, np.float32))
+        plain = client.persistent_call(lambda n: jnp.ones(LARGE) * n, results="remote")
+        whole = plain(np.float32(3.0))
+        sharded.block_until_ready()
+        server.close()
+        start_live()
+        with pytest.raises(ValuesDied, match=r"could not be made again.*device") as caught:
+            np.asarray(sharded)
+        assert "checkpoint" in advice(caught.value)
+        assert float(whole[0]) == 3.0
+        with pytest.raises(ConfigurationError, match="device=7 is not there"):
+            np.asarray(on_the_last)

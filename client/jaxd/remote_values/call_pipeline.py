@@ -243,7 +243,8 @@ class PipelinedCall:
 
     def _error_of(self, failure: Failure) -> BaseException:
         if is_failure(failure, WorkerReplaced):  # no other worker has the arrays of the call
-            return with_call_array_names(values_lost_error(with_worker=True), self.call)
+            died = values_lost_error(with_worker=True, is_off=self.lineage is None)
+            return with_call_array_names(died, self.call)
         reader = self.call.spec.snapshot.reader
         if self.connection is None:
             return decode_failure(failure, reader)

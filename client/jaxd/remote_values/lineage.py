@@ -592,19 +592,21 @@ _SHOWN: Final = 4
 _ADVICE: Final = "Make them again, or restore the state from a checkpoint."
 
 
-def values_lost_error(*, with_worker: bool, notice: str = "") -> ValuesLost:
+def values_lost_error(*, with_worker: bool, notice: str = "", is_off: bool = False) -> ValuesLost:
     """The error for all arrays of a session that has ended.
 
     Args:
         with_worker: whether its worker has ended as well.
         notice: what the server says of that.
+        is_off: whether nothing is kept to make arrays again.
     """
+    why = ", and nothing is kept to make them again (JAXD_SNAPSHOT_S=0)" if is_off else ""
     if with_worker:
         how = f", {notice}" if notice else ""
-        return ValuesDied(f"arrays on the server died with its worker{how}. {_ADVICE}")
+        return ValuesDied(f"arrays on the server died with its worker{how}{why}. {_ADVICE}")
     return ValuesLost(
         "arrays on the server are gone: it freed them after --session-grace-s without a "
-        f"connection. {_ADVICE}"
+        f"connection{why}. {_ADVICE}"
     )
 
 

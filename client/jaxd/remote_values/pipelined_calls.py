@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from jaxd.remote_values.call_pipeline import CallPipeline, PipelinedCall
     from jaxd.remote_values.lineage import Lineage
     from jaxd.remote_values.recovery import Recovery
+    from jaxd.remote_values.snapshots import Snapshots
     from jaxd.request.call_request import CallRequest
     from jaxd.results.reader import InlineLeaves
     from jaxd.transfer.dedup import Deduplicator
@@ -327,10 +328,9 @@ class PipelinedCalls:
         form: ResultShape | None = None
         donated: tuple[range, ...] = ()
         launching = self._pipeline.launching
+        snapshots: Snapshots | None = None
         try:
-            recovery = self._store.recovery
-            if recovery is not None and call.timeout_s is None and not running_callbacks:
-                recovery().snapshots.take_if_due()
+            snapshots = self._begin_donating(call)
             for handle_range in call.values:
                 if handle_range.origin.may_be_unusable(handle_range.numbers):
                     self.check(handle_range.arrays)
@@ -350,7 +350,25 @@ class PipelinedCalls:
             raise
         finally:
             launching.pop(id(call), None)
+            if snapshots is not None:
+                snapshots.end_donating()
         return flight
+
+    def _begin_donating(self, call: CallRequest) -> Snapshots | None:
+        """Takes a snapshot if one is due; what has to know when a call is sent, None: nothing.
+
+        One that has no time for that, or is made by a callback that a snapshot may wait for, does
+        not wait: where it takes arrays for good just then, there is none.
+        """
+        recovery = self._store.recovery
+        if recovery is None or call.timeout_s is not None or running_callbacks:
+            return None
+        snapshots = recovery().snapshots
+        snapshots.take_if_due()
+        if not call.spec.donates:
+            return None
+        snapshots.begin_donating()
+        return snapshots
 
     def _launch_failed(
         self, call: CallRequest, flight: PipelinedCall | None, error: BaseException

@@ -32,7 +32,7 @@ from jaxd.remote_values.lineage import (
     rows_of,
     stable_buffers,
 )
-from jaxd.remote_values.snapshots import RecoverableStore, Snapshots, usable_arrays
+from jaxd.remote_values.snapshots import EARLY, RecoverableStore, Snapshots, usable_arrays
 from jaxd.results.reader import specs_in
 from jaxd_protocol.errors import (
     Busy,
@@ -122,7 +122,7 @@ class Kept(NamedTuple):
         snapshot_bytes: kept in snapshots.
         snapshot_age_s: seconds since the last snapshot; None: there was none.
         snapshot_seconds: how long it took.
-        stopped: why there are no more snapshots; empty: there are.
+        stopped: why there are no more snapshots, or was none the last time; empty: there are.
         calls: how many calls, one after the other, would be made again for the array that needs
             the most.
         lost_with_worker: why arrays cannot be made again, with how many bytes of arrays.
@@ -282,7 +282,7 @@ class Recovery:
                 function.code  # noqa: B018  kept by the snapshot
         except PackingError:
             return f"the code of {function.name} cannot travel to another worker"
-        if seconds > self._max_s / 2:
+        if seconds > self._max_s / 2 or depth + 1 >= EARLY * MAX_DEPTH:
             self.snapshots.make_due()  # before it is too late
         if depth >= MAX_DEPTH:
             return f"that would take more than {MAX_DEPTH:,} calls"

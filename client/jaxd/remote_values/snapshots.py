@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 from weakref import WeakValueDictionary
@@ -29,7 +29,12 @@ from jaxd.remote_values.lineage import (
     saved_name,
 )
 from jaxd_protocol.base.process import Lazy, OwnFolder
-from jaxd_protocol.errors import ConfigurationError, LimitExceeded, NotPermitted
+from jaxd_protocol.errors import (
+    ConfigurationError,
+    DeadlineExceeded,
+    LimitExceeded,
+    NotPermitted,
+)
 from jaxd_protocol.messages.data_locations import INLINE_RESULT_BYTES, call_number_of
 from jaxd_protocol.packages.installed import warn_user
 from jaxd_protocol.pytree import Leaf
@@ -50,6 +55,12 @@ MAX_INTERVAL_S: Final = 600.0
 
 _MAX_SETTLE_S: Final = 60.0
 """A snapshot waits so long at most for the calls in flight."""
+
+_MAX_PAUSE_S: Final = 5.0
+"""And so long for those that are sent meanwhile, while other threads wait with theirs."""
+
+EARLY: Final = 0.8
+"""When so much of what may be kept is used, a snapshot takes its place."""
 
 
 class RecoverableStore(Protocol):
@@ -105,7 +116,7 @@ class KeptBytes:
 
     Args:
         limit: the most that there may be.
-        on_full: called when something has no room.
+        on_full: called when something has no room, or hardly any is left.
     """
 
     def __init__(self, limit: int, on_full: Callable[[], object] = lambda: None) -> None:
@@ -134,10 +145,11 @@ class KeptBytes:
         """Counts so many bytes that are no snapshot's, if they have room; whether they have."""
         with self._lock:
             self._settle()
-            has_room = self._used[False] + self._used[True] + nbytes <= self.limit
+            most, used = self.limit - self._used[True], self._used[False] + nbytes
+            has_room = used <= most
             if has_room:
-                self._used[False] += nbytes
-        if not has_room:
+                self._used[False] = used
+        if used > EARLY * most:
             self._on_full()
         return has_room
 
@@ -194,7 +206,7 @@ class Snapshots:
     Attributes:
         kept: counts what is kept.
         last: the last one; None before the first.
-        stopped: why none is taken any more; empty: they are.
+        stopped: why none is taken any more, or none was the last time; empty: they are.
     """
 
     def __init__(
@@ -215,8 +227,11 @@ class Snapshots:
         self._on_end = on_end
         self._due = clock() + self._interval_s
         self._earliest = 0.0
-        self._has_warned = False
+        self._has_warned = self._is_over = False
         self._lock = threading.Lock()  # held by the thread that takes one
+        self._pause = threading.Condition()  # guards these two
+        self._is_paused = False  # whether no call may be sent that takes arrays for good
+        self._sending = set[int]()  # threads that are sending such calls
 
     def make_due(self) -> None:
         """What is kept gets too much: a snapshot takes its place, unless there was one just now."""
@@ -229,28 +244,77 @@ class Snapshots:
 
     def take_if_due(self) -> None:
         """Takes one of all arrays when the time has come; called before a call is sent."""
-        if self._clock() < self._due or self.stopped:
-            return
-        if not (self._store.takes_data or self._store.is_of_this_machine):
+        if self._clock() < self._due or self._is_over:
             return
         if not self._lock.acquire(blocking=False):
             return
         try:
             asked = self._clock()
             self._due = asked + self._interval_s  # also when it fails
-            with suppress(Exception):  # another thread has donated some, or they take too long
-                self._store.settle(time.monotonic() + _MAX_SETTLE_S)
-                began = self._clock()
-                try:
-                    self._take()
-                finally:
-                    self._plan_next(began)
-                    self._on_end()  # tells of that
-                    self._plan_next(began)  # for to tell takes time as well
-                    now = self._clock()  # calls wait for those in flight, which is no cost of it
-                    self._earliest = now + (now - asked) / COST_SHARE
+            if self._store.takes_data or self._store.is_of_this_machine:
+                with suppress(Exception):  # they take too long, or something was lost meanwhile
+                    self._take_settled(asked)
+            else:
+                self._has_none(
+                    "the server has several devices and is on another machine, so its worker "
+                    "cannot write into a folder of this process"
+                )
+                self._on_end()
         finally:
             self._lock.release()
+
+    def _take_settled(self, asked: float) -> None:
+        """Takes one when no call is in flight; those of other threads wait that would disturb it.
+
+        Raises:
+            Exception: when it could not be taken.
+        """
+        self._store.settle(time.monotonic() + _MAX_SETTLE_S)
+        began = self._clock()
+        try:
+            with self._paused():
+                self._store.settle(time.monotonic() + _MAX_PAUSE_S)
+                self._take()
+        finally:
+            self._plan_next(began)
+            self._on_end()  # tells of that
+            self._plan_next(began)  # for to tell takes time as well
+            now = self._clock()  # calls wait for those in flight, which is no cost of it
+            self._earliest = now + (now - asked) / COST_SHARE
+
+    @contextmanager
+    def _paused(self) -> Iterator[None]:
+        """No call is sent meanwhile that takes arrays for good.
+
+        Raises:
+            DeadlineExceeded: when one is still being sent.
+        """
+        with self._pause:
+            self._is_paused = True
+        try:
+            with self._pause:
+                self._sending.discard(threading.get_ident())  # an interrupt may have left it there
+                if not self._pause.wait_for(lambda: not self._sending, _MAX_PAUSE_S):
+                    raise DeadlineExceeded("another thread is still sending a call.")
+            yield
+        finally:
+            with self._pause:
+                self._is_paused = False
+                self._pause.notify_all()
+
+    def begin_donating(self) -> None:
+        """A call is about to be sent that takes arrays for good: waits while one is taken."""
+        with self._pause:
+            while self._is_paused:
+                self._pause.wait()
+            self._sending.add(threading.get_ident())
+
+    def end_donating(self) -> None:
+        """Such a call was sent, or could not be."""
+        with self._pause:
+            self._sending.discard(threading.get_ident())
+            if self._is_paused:
+                self._pause.notify_all()
 
     def _plan_next(self, began: float) -> None:
         """Cost comes before freshness: the more one takes, the rarer they are."""
@@ -259,10 +323,11 @@ class Snapshots:
         self._earliest = now + pause_s
         self._due = max(now + self._interval_s, self._earliest)
         if pause_s > max(MAX_INTERVAL_S, self._interval_s):
-            self.stopped = (
-                f"a snapshot takes {now - began:,.1f} s, so they would be {pause_s:,.0f} s apart"
+            self._is_over = True
+            self._has_none(
+                f"a snapshot takes {now - began:,.1f} s, so they would be {pause_s:,.0f} s apart",
+                "there is none any more",
             )
-            self._warn(f"{self.stopped}: there is none any more")
 
     def _take(self) -> None:
         began, batches = self._clock(), self._store.live_batches()
@@ -285,10 +350,9 @@ class Snapshots:
         for batch, arrays in wanted:
             room -= sizes[id(batch)]
             if room < 0:
-                total = sum(sizes.values())
-                self._warn(
-                    f"the arrays of this process on the server take {total:,} bytes, and it keeps "
-                    f"copies of {self.kept.limit:,} at most (JAXD_SNAPSHOT_BYTES)"
+                self._has_none(
+                    f"the arrays of this process on the server take {sum(sizes.values()):,} bytes, "
+                    f"and it keeps copies of {self.kept.limit:,} at most (JAXD_SNAPSHOT_BYTES)"
                 )
                 return
             number = call_number_of(batch.first)
@@ -300,7 +364,7 @@ class Snapshots:
                 batch.lineage = self.kept.hold(Snapshot(number, data))
             elif sizes[id(batch)]:
                 batch.lineage = self._written(number, arrays)
-        now = self._clock()
+        now, self.stopped = self._clock(), ""
         self.last = LastSnapshot(now, now - began)
 
     def _written(self, number: int, arrays: Sequence[RemoteArray]) -> Lineage:
@@ -314,8 +378,8 @@ class Snapshots:
         except (ConfigurationError, NotPermitted, OSError) as error:
             if isinstance(error, ConnectionError | TimeoutError):  # the next one may be written
                 raise
-            self.stopped = str(error).partition(". ")[0]
-            self._warn(f"there are no snapshots: {self.stopped}")
+            self._is_over = True
+            self._has_none(str(error).partition(". ")[0])
             raise
         leaves = {each.number: each.leaf for each in arrays}
         saved = self.kept.hold(SavedLineage(number, leaves, path, token))
@@ -357,14 +421,16 @@ class Snapshots:
                 rest = {number: each for number, each in lineage.data.items() if number in held}
                 batch.lineage = self.kept.hold(Snapshot(lineage.number, rest))
 
-    def _warn(self, what: str) -> None:
+    def _has_none(self, why: str, then: str = "there is no snapshot") -> None:
+        """Warns once that there is none."""
+        self.stopped = why
         if self._has_warned:
             return
         self._has_warned = True
         warn_user(
-            f"{what}. They are lost if the worker ends and the calls since then are too many to be "
-            "made again. Have the server write them from time to time, which sends nothing here: "
-            "jaxd.save(state, path).",
+            f"{why}: {then}. Arrays are lost if their worker ends and the calls since then are too "
+            "many to be made again. Have the server write them from time to time, which sends "
+            "nothing here: jaxd.save(state, path).",
             RuntimeWarning,
         )
 

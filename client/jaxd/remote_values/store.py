@@ -266,7 +266,10 @@ class RemoteStore:
             from jaxd.remote_values.lineage import values_lost_error
 
             with_worker = connection.worker != self.worker
-            self.invalidate(values_lost_error(with_worker=with_worker, notice=connection.notice))
+            notice, is_off = connection.notice, self.recovery is None
+            self.invalidate(
+                values_lost_error(with_worker=with_worker, notice=notice, is_off=is_off)
+            )
         if self.loss_error is not None:
             raise self.loss_error
         return connection
