@@ -229,7 +229,7 @@ class Snapshots:
         self._earliest = 0.0
         self._has_warned = self._is_over = False
         self._lock = threading.Lock()  # held by the thread that takes one
-        self._pause = threading.Condition()  # guards these two
+        self._pause = threading.Condition()  # notified of these two
         self._is_paused = False  # whether no call may be sent that takes arrays for good
         self._sending = set[int]()  # threads that are sending such calls
 
@@ -303,17 +303,23 @@ class Snapshots:
                 self._pause.notify_all()
 
     def begin_donating(self) -> None:
-        """A call is about to be sent that takes arrays for good: waits while one is taken."""
-        with self._pause:
-            while self._is_paused:
-                self._pause.wait()
-            self._sending.add(threading.get_ident())
+        """A call is about to be sent that takes arrays for good: waits while one is taken.
+
+        Takes no lock where none is: either this thread sees that, or the other one sees this.
+        """
+        me = threading.get_ident()
+        self._sending.add(me)
+        while self._is_paused:
+            self.end_donating()
+            with self._pause:
+                self._pause.wait_for(lambda: not self._is_paused)
+            self._sending.add(me)
 
     def end_donating(self) -> None:
         """Such a call was sent, or could not be."""
-        with self._pause:
-            self._sending.discard(threading.get_ident())
-            if self._is_paused:
+        self._sending.discard(threading.get_ident())
+        if self._is_paused:
+            with self._pause:
                 self._pause.notify_all()
 
     def _plan_next(self, began: float) -> None:
