@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from time import monotonic
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from jaxd.request.static_keys import hashable, static_key
@@ -74,6 +75,7 @@ class _Part(NamedTuple):
     value: Any
     guards: Guards | None  # None: nothing sees all that may change in it
     until_s: float = math.inf
+    covered: Mapping[int, Any] = MappingProxyType({})  # code in it, of which they see all, by id
 
     def holds(self, value: Any) -> bool:
         if self.value is not value:
@@ -93,14 +95,21 @@ def guards_by_parts(value: Any, name: str) -> Guards | None:
     if current_packing().archives is not None:
         whole = guard_content(value, name)
         return None if whole is None else whole.guards
-    walked = _watched_walk(value, name, _guard_part)
+    covered: dict[int, Any] = {}  # one part mostly leads to the others, in a library
+
+    def guard_part(walk: Walk, value: Any) -> bool:
+        if not _is_code(value) or not walk.is_local(value.__module__):
+            return False
+        if id(value) not in covered:
+            covered.update(_guard_part(walk, value).covered)
+        return True
+
+    walked = _watched_walk(value, name, guard_part)
     return None if walked is None else walked.guards
 
 
-def _guard_part(walk: Walk, value: Any) -> bool:
-    """Takes over the guards of a function or class of the user's; False for anything else."""
-    if not _is_code(value) or not walk.is_local(value.__module__):
-        return False
+def _guard_part(walk: Walk, value: Any) -> _Part:
+    """Takes over the guards of a function or class of the user's."""
     key = id(value), current_packing().mark
     known = _parts.use(key)
     if known is None or not known.holds(value):
@@ -109,7 +118,7 @@ def _guard_part(walk: Walk, value: Any) -> bool:
         walk.guards.incomplete()
     else:
         walk.guards.absorb(known.guards)
-    return True
+    return known
 
 
 def _is_code(value: Any) -> bool:
@@ -118,10 +127,11 @@ def _is_code(value: Any) -> bool:
 
 def _look_at(value: Any) -> _Part:
     started_s = monotonic()
-    found = guard_content(value, value.__qualname__)
+    found = _watched_walk(value, value.__qualname__)
     if found is None:
         return _Part(value, None, remembered_until(started_s))
-    return _Part(value, found.guards)
+    inside = {id(each): each for each in (*found.reach.functions, *found.reach.classes)}
+    return _Part(value, found.guards, covered=inside)
 
 
 class _CachedPickle(NamedTuple):

@@ -273,15 +273,7 @@ def test_a_function_is_looked_at_once_for_all_values_that_have_it(
     packings: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And a class. A change of it is noticed for each of them."""
-    looked_at: list[Any] = []
-    whole = packing_cache.guard_content
-
-    def noted(value: Any, name: str) -> Any:
-        looked_at.append(value)
-        return whole(value, name)
-
-    monkeypatch.setattr(packing_cache, "guard_content", noted)
-    monkeypatch.setattr(packing_cache, "_parts", BoundedDict(2))
+    looked_at = _looks(monkeypatch)
     values = [(scaled, Setting, f"number {number}") for number in range(5)]
     for value in (*values, *values):
         pack_cached(value, "it")
@@ -294,6 +286,43 @@ def test_a_function_is_looked_at_once_for_all_values_that_have_it(
     for value in values:
         assert unpack(pack_cached(value, "it"))[1].width == 7
     assert (len(packings), looked_at) == (15, [scaled, Setting, scaled, Setting])
+
+
+class Leader:
+    """Its methods lead to others."""
+
+    def scaled(self, x: Any) -> Any:
+        return scaled(x) * Setting().width
+
+
+def test_what_a_class_leads_to_is_looked_at_with_it(
+    packings: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not by itself, as for the classes of a library, all of which may lead to all others."""
+    looked_at = _looks(monkeypatch)
+    value = Leader, scaled, Setting
+    pack_cached(value, "it")
+    assert looked_at == [Leader]
+    monkeypatch.setattr(RATE, "value", 2)
+    assert unpack(pack_cached(value, "it"))[1](3) == 6
+    monkeypatch.setattr(Setting, "width", 7)
+    assert unpack(pack_cached(value, "it"))[2].width == 7
+    assert len(packings) == 3
+
+
+def _looks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The functions and classes that are looked at from now on, in order."""
+    looked_at: list[Any] = []
+    whole = packing_cache._watched_walk
+
+    def noted(value: Any, name: str, instead: Any = None) -> Any:
+        if instead is None:
+            looked_at.append(value)
+        return whole(value, name, instead)
+
+    monkeypatch.setattr(packing_cache, "_watched_walk", noted)
+    monkeypatch.setattr(packing_cache, "_parts", BoundedDict(2))
+    return looked_at
 
 
 def test_a_value_with_a_function_that_nobody_watches_is_packed_each_time(
