@@ -7,5 +7,5 @@ from __future__ import annotations
 
 __version__ = "0.1.0"
 
-PROTOCOL_VERSION = 11
+PROTOCOL_VERSION = 12
 """Raised whenever an old client could misread a new server, or the other way round."""

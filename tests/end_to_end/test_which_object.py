@@ -427,3 +427,30 @@ def test_any_other_that_code_compares_is_refused(client: Client, tag: Any) -> No
         served(X, tag)
     served = client.persistent_call(having, static_argnums=1, fallback="error")
     checked(served(X, tag), X * (2.0 if tag is _CALLED else 3.0))
+
+
+class Holder:
+    """Has what is compared in its class."""
+
+    default = DEFAULTS
+
+
+HOLDER = Holder()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, how: x * (2.0 if how.tag is DEFAULTS else 3.0),
+        lambda x, how: x * (2.0 if how.tag is Holder.default else 3.0),
+        lambda x, how: x * (2.0 if how.tag is HOLDER.default else 3.0),
+        lambda x, how: x * (2.0 if DEFAULTS is how.tag else 3.0),
+        lambda x, how: x * (2.0 if DEFAULTS is (how.tag, how)[0] else 3.0),
+    ],
+)
+def test_wherever_an_object_is_named_in_a_comparison(client: Client, function: Any) -> None:
+    """On either side, as an attribute of a class or of an object."""
+    served = client.persistent_call(function, static_argnums=1, fallback="error")
+    checked(served(X, Operator(2.0, FAST)), X * 3)
+    with pytest.raises(PackingError, match="may ask which one it is"):
+        served(X, Operator(2.0, DEFAULTS))

@@ -321,7 +321,7 @@ def _held_by(member: Mapping[str, Any]) -> str:
         return said
     named = member.get("named", 0)  # of an older director there are none
     names = f"; {named} of them are under names, which go with jaxd.forget" if named else ""
-    return f"{said}, which go where another member has room for them{names}"
+    return f"{said}; the arrays go where another member has room for them{names}"
 
 
 def _down(arguments: argparse.Namespace) -> int:

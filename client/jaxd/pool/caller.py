@@ -275,8 +275,9 @@ def _stores_to_use(array: RemoteArray, left: Sequence[RemoteStore]) -> list[Remo
 
 
 def _are_together(call: CallRequest) -> bool:
-    """Whether the arrays of a call were on one member while it was encoded."""
-    return len({each.origin.fetcher for each in call.values}) <= 1
+    """Whether the arrays of a call are on one member, and where they were when it was encoded."""
+    are_there = all(a.origin is each.origin for each in call.values for a in each.arrays)
+    return are_there and len({each.origin.fetcher for each in call.values}) <= 1
 
 
 def _on_copies(call: CallRequest) -> CallRequest | None:

@@ -409,9 +409,13 @@ class MemberCaller(Caller):
         idle = idle_arrays(store)
         if not store.calls.are_over:
             return
-        with self._giving:
+        if not self._giving.acquire(blocking=False):  # the pool is to be looked at meanwhile
+            return
+        try:
             (since, before) = self._given
             self._given = [], since
+        finally:
+            self._giving.release()
         for each in before:  # looked at twice, for a call may just be about to go there
             each.origin.release(range(each.number, each.number + 1))
         some = next(iter(groups_of(idle)), [])

@@ -252,8 +252,10 @@ class Snapshots:
             asked = self._clock()
             self._due = asked + self._interval_s  # also when it fails
             if self._store.takes_data or self._store.is_of_this_machine:
-                with suppress(Exception):  # they take too long, or something was lost meanwhile
+                try:
                     self._take_settled(asked)
+                except Exception as error:  # noqa: BLE001  it is tried again
+                    self.stopped = self.stopped or f"the last one was not taken: {error}"
             else:
                 self._has_none(
                     "the server has several devices and is on another machine, so its worker "

@@ -301,9 +301,10 @@ class FunctionSnapshot:
             raise PackingError(
                 f"an argument of {self.name} holds {what}, which the function also has by itself, "
                 "or compares others with: it may ask which one it is, and on the server these "
-                "would be two. Make it a global of a module of yours with nothing but text and "
-                "numbers in it (of which none is in ignore=) and without __eq__, or a member of "
-                "an enum; or let the function have it in one way only."
+                "would be two. Compare a name or a member of an enum instead, or let the function "
+                "have it in one way only. A constant that is a global of a module of yours may be "
+                "compared, where its class has no __eq__ and nothing but text and numbers is in "
+                "it, of which none is in ignore=."
             )
         if met:
             self.reader.learn(met)
@@ -331,7 +332,7 @@ class FunctionSnapshot:
 
         if id(value) not in self._reached:
             return False
-        names = {each.rpartition(".")[2] for each in self.manifest.ignored}
+        names = {each.rpartition(".")[2] for each in self.manifest.ignored if "." in each}
         return not names.isdisjoint(getattr(value, "__dict__", ())) and own_name(value) is not None
 
     @cached_property

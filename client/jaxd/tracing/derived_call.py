@@ -176,19 +176,21 @@ class TracedCall:
         jax: Any = loaded_jax()
         wanted = self.outline.settings.results
         given = [_whole(x) if isinstance(x, jax.Array) else jax.numpy.asarray(x) for x in arrays]
-        reason = _refused.get(hash(self))
+        fallback, session = self.outline.settings.fallback, self.outline.caller.session
+        reason = _refused.get((self, fallback))
         if reason is None:
             try:
                 return self._call(given, "jax" if wanted == "numpy" else wanted)
             except Exception as error:
-                settings, session = self.outline.settings, self.outline.caller.session
-                if not may_follow(error) or not runs_locally(session, settings.fallback):
+                if not may_follow(error) or not runs_locally(session, fallback):
                     raise
-                reason = _refused[hash(self)] = reason_of(error)
+                reason = reason_of(error)
+                if None not in self.outline.inputs:  # else no other call equals it
+                    _refused[self, fallback] = reason
         return self._run_here(reason, given)
 
     def _run_here(self, reason: str, arrays: Sequence[Any]) -> Sequence[Any]:
-        spec = self.outline.spec
+        spec = self._derived_spec() if self.stages else self.outline.spec
         made: Sequence[Any] = _jitted()(self, *arrays)
         self.outline.caller.session.count_fallback(new_function=False)
         options = Options.from_bytes(spec.options)
@@ -286,8 +288,8 @@ class TracedCall:
         return FunctionSpec(spec.snapshot, options, statics)
 
 
-_refused: Final = BoundedDict[int, str](1024)
-"""Calls that a server has refused and that run here, by their hash: why."""
+_refused: Final = BoundedDict[tuple[TracedCall, str | None], str](256)
+"""Calls that a server has refused and that run here, and their `fallback`: why."""
 
 
 @cache

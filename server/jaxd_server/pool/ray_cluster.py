@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Final, NamedTuple
 
@@ -464,15 +465,21 @@ def _check_token_mode(address: str) -> None:
     require_ray()
     own = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
     environment = {name: value for name, value in os.environ.items() if name not in own}
-    tried = subprocess.run(  # noqa: S603  our own program, without a shell
-        [sys.executable, "-P", "-m", __name__, json.dumps({"enters": address})],
-        env=environment | {"RAY_AUTH_MODE": "disabled"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=_START_S,
-        check=False,
-    )
+    try:
+        tried = subprocess.run(  # noqa: S603  our own program, without a shell
+            [sys.executable, "-P", "-m", __name__, json.dumps({"enters": address})],
+            env=environment | {"RAY_AUTH_MODE": "disabled"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_START_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise NoServer(
+            f"the Ray cluster at {address} has not answered for {_START_S:.0f} s. See whether its "
+            "head is up (ray status)."
+        ) from error
     if tried.returncode == _REFUSED:
         return
     if tried.returncode:
@@ -490,11 +497,11 @@ def _check_token_mode(address: str) -> None:
 
 def _enter(address: str) -> int:
     """Tries to ask the head of a cluster without a token; the exit code."""
-    from ray._raylet import GcsClient  # what is public starts much more
     from ray.exceptions import AuthenticationError
 
+    raylet: Any = import_module("ray._raylet")  # what is public starts much more
     try:
-        GcsClient(address=address).internal_kv_keys(b"", None, _CONNECT_S)
+        raylet.GcsClient(address=address).internal_kv_keys(b"", None, _CONNECT_S)
     except AuthenticationError:
         return _REFUSED
     return 0

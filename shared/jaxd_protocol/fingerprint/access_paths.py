@@ -10,6 +10,7 @@ import builtins
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cached_property, partial
+from inspect import getattr_static
 from types import FunctionType, MemberDescriptorType, ModuleType, SimpleNamespace
 from typing import Any, Final, NoReturn
 
@@ -345,8 +346,8 @@ _HOLDERS: Final = frozenset({tuple, list, set, frozenset, dict})
 def compared_with(functions: Collection[FunctionType]) -> Iterator[tuple[Any, bool]]:
     """The globals and closure variables of functions that their code compares with others.
 
-    Each with whether it is compared by `is`. Of a method it is the object. And what containers
-    among them hold, or have as keys: code may ask whether something is in one.
+    Each with whether it is compared by `is`. Of a method it is the object as well. And what
+    containers among them hold, or have as keys: code may ask whether something is in one.
     """
     for function in functions:
         code = function.__code__
@@ -355,10 +356,12 @@ def compared_with(functions: Collection[FunctionType]) -> Iterator[tuple[Any, bo
             try:
                 cell = cells.get(name)
                 found: Any = function.__globals__.get(name) if cell is None else cell.cell_contents
-                for each in attributes:
-                    found = vars(found).get(each, found)
-            except (TypeError, ValueError):  # it has no attributes, or the cell is empty
+            except ValueError:  # it is empty
                 continue
+            for each in attributes:
+                holder, found = found, getattr_static(found, each, None)
+                if hasattr(type(found), "__get__"):
+                    yield holder, how == "IS_OP"
             yield found, how == "IS_OP"
             if type(found) in _HOLDERS:
                 yield from ((each, False) for each in tuple(found))

@@ -180,7 +180,8 @@ def _emit_reflected(walk: Walk) -> None:
     walk.reach.aliased.clear()
 
 
-_LEAST_ADDRESS: Final = 1 << 32
+_LEAST_ADDRESS: Final = 1 << 20
+"""Where Python itself is not relocated, its own objects lie not far above."""
 
 
 def _refuse_addresses(walk: Walk) -> None:
@@ -191,7 +192,7 @@ def _refuse_addresses(walk: Walk) -> None:
             those of nothing.
     """
     for each in (*walk.reach.numbered, *walk.reach.objects):
-        if type(each) in (dict, set, frozenset) and any(map(_may_be_address, each)):
+        if type(each) in (dict, set, frozenset) and any(map(_may_be_address, tuple(each))):
             raise PackingError(
                 f"it calls id, and reaches a {type(each).__name__} whose keys may be what id has "
                 "returned: on the server objects have other addresses. Use the objects themselves "

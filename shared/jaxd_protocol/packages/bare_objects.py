@@ -138,7 +138,7 @@ def own_constant_name(value: Any) -> Place | None:
     nothing in it but text and numbers. Or what stands for a client's. None for any other object.
     """
     cls = type(value)
-    if not is_told_by_identity(cls) or not all(map(_is_plain, vars(value).values())):
+    if not is_told_by_identity(cls) or not all(map(_is_plain, tuple(vars(value).values()))):
         return None
     made = _own_objects.made_name_of(value)
     if made is not None or not is_local_module(cls.__module__):
@@ -304,7 +304,7 @@ def names_made_in(file: str, by: str) -> frozenset[str]:
             source = opened.read()
     except (OSError, UnicodeDecodeError, ValueError):
         return frozenset()
-    targets = rf"^(\w[\w, ]*)\b[^=\n]*=(?: *\w+ *=)* *{by}"
+    targets = rf"^(\w+(?: *, *\w+)*)(?: *:[^=\n]*)? *=(?: *\w+ *=)* *{by}"
     found = re.findall(targets, source, re.MULTILINE)
     return frozenset(name for each in found for name in re.findall(r"\w+", each))
 

@@ -594,27 +594,31 @@ class Instructions(list[Instruction]):
         found: set[tuple[str, ...]] = set()
         for at, each in enumerate(self):
             if each.op in _COMPARE:
-                count, begin = 2, at
+                count, end = 2, at
                 if self[at - 1].op in _BUILD:  # the left one is before all the items
-                    count, begin = 1 + self[at - 1].arg, at - 1
+                    count, end = 1 + self[at - 1].arg, at - 1
                 for _ in range(count):
-                    names, begin = self._named_before(begin)
-                    if names:
+                    begin = self._operand_before(end)
+                    if names := self._names_in(begin, end):
                         found.add((each.op, *names))
+                    end = begin
         return frozenset(found)
 
-    def _named_before(self, at: int) -> tuple[tuple[str, ...], int]:
-        """The access path that is loaded before an instruction, and where that begins."""
-        names: tuple[str, ...] = ()
-        for place in range(at - 1, -1, -1):
-            each = self[place]
-            if each.op in _ATTRIBUTE:
-                names = (each.value, *names)
-            elif each.op in _LOAD_FROM_OUTSIDE:
-                return (each.value, *names), place
-            else:
-                break
-        return (), at - 1
+    def _operand_before(self, at: int) -> int:
+        """Where what puts one value on the stack begins, which is taken by what is there."""
+        missing = 1
+        while missing > 0 and at > 0:
+            at -= 1
+            missing -= stack_effect(self[at].op, self[at].arg)
+        return at
+
+    def _names_in(self, begin: int, end: int) -> tuple[str, ...]:
+        """The access path that these instructions load; empty where they do anything else."""
+        part = self[begin:end]
+        if not part or part[0].op not in _LOAD_FROM_OUTSIDE:
+            return ()
+        are_attributes = all(each.op in _ATTRIBUTE for each in part[1:])
+        return tuple(each.value for each in part) if are_attributes else ()
 
     def from_names(self, at: int) -> Iterator[BoundName]:
         """What `from … import …` binds, whose names begin at `at`."""

@@ -29,7 +29,7 @@ class Packer(Protocol):
         """An installed object under the name that leads to it."""
 
     def class_id(self, cls: Any, name: tuple[str, str] | None = None) -> ClassId:
-        """The id of a class by value, or of a primitive of jax."""
+        """The id of a class by value, of a primitive of jax, or of a constant with that name."""
 
     def nested(
         self, value: Any, made: tuple[Any, ...], filler: Filler, state: Callable[[], Any]
