@@ -188,12 +188,12 @@ def test_a_drain_says_what_it_waits_for(
     assert main(["pool", "drain", "m1", "--pool", "lab"]) == 0
     assert [line.removeprefix("m1 is ") for line in capsys.readouterr().out.splitlines()] == [
         (
-            "drained: waits for 1 calls and 3 arrays (4 kB) of 1 clients, which go where another "
-            "member has room for them; 1 of them are under names, which go with jaxd.forget"
+            "drained: waits for 1 calls and 3 arrays (4 kB) of 1 clients; the arrays go where "
+            "another member has room for them; 1 of them are under names, which go with jaxd.forget"
         ),
         (
-            "drained: waits for 0 calls and 2 arrays (4 kB) of 1 clients, which go where another "
-            "member has room for them"
+            "drained: waits for 0 calls and 2 arrays (4 kB) of 1 clients; the arrays go where "
+            "another member has room for them"
         ),
         "drained: waits for 2 calls and 0 arrays (4 kB) of 1 clients",
         "drained: it is empty, and ends",
