@@ -231,6 +231,7 @@ class Snapshots:
         self._lock = threading.Lock()  # held by the thread that takes one
         self._pause = threading.Condition()  # notified of these two
         self._is_paused = False  # whether no call may be sent that takes arrays for good
+        self._taker = 0  # the thread that has paused them
         self._sending = set[int]()  # threads that are sending such calls
 
     def make_due(self) -> None:
@@ -276,6 +277,7 @@ class Snapshots:
         try:
             with self._paused():
                 self._store.settle(time.monotonic() + _MAX_PAUSE_S)
+                began = self._clock()  # to wait for others is no cost of it
                 self._take()
         finally:
             self._plan_next(began)
@@ -292,7 +294,7 @@ class Snapshots:
             DeadlineExceeded: when one is still being sent.
         """
         with self._pause:
-            self._is_paused = True
+            self._is_paused, self._taker = True, threading.get_ident()
         try:
             with self._pause:
                 self._sending.discard(threading.get_ident())  # an interrupt may have left it there
@@ -311,7 +313,7 @@ class Snapshots:
         """
         me = threading.get_ident()
         self._sending.add(me)
-        while self._is_paused:
+        while self._is_paused and self._taker != me:  # else a signal's handler is at work in it
             self.end_donating()
             with self._pause:
                 self._pause.wait_for(lambda: not self._is_paused)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -23,6 +23,8 @@ class Store:
         now: the time.
         took: when it was fetched.
         takes_s: how long that takes.
+        settles_s: how long calls in flight take.
+        on_fetch: called when it is fetched.
     """
 
     takes_data = is_of_this_machine = True
@@ -30,9 +32,9 @@ class Store:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.takes_s = 0.0
+        self.takes_s = self.settles_s = 0.0
         self.took: list[float] = []
-        self.told = 0
+        self.on_fetch: Callable[[], object] = list
         self.nbytes = 400
         self._arrays: Any = None
 
@@ -48,12 +50,14 @@ class Store:
 
     def fetch_copies(self, arrays: Sequence[Any]) -> list[memoryview]:
         """The data."""
+        self.on_fetch()
         self.took.append(self.now)
         self.now += self.takes_s
         return [memoryview(bytes(each.nbytes)) for each in arrays]
 
     def settle(self, deadline: float) -> None:
-        """Nothing is in flight."""
+        """Nothing is in flight any more."""
+        self.now += self.settles_s
 
     def tell_kept(self, text: str) -> None:
         """Nobody is told."""
@@ -106,6 +110,44 @@ def test_those_that_take_too_long_are_taken_no_more(store: Store) -> None:
     run(store, snapshots, 2000)
     assert len(store.took) == 1
     assert "633 s apart" in snapshots.stopped
+
+
+def test_to_wait_for_calls_of_others_is_no_cost(store: Store) -> None:
+    """They would have been made anyhow."""
+    store.settles_s, store.takes_s = 12.0, 7.0
+    snapshots = snapshots_of(store)
+    run(store, snapshots, 3000)
+    assert len(store.took) > 2
+    assert not snapshots.stopped
+
+
+def test_one_that_fails_is_told_of_until_the_next_one(store: Store) -> None:
+    """It is tried again."""
+
+    def fail() -> None:
+        raise TimeoutError("the server is away")
+
+    snapshots = snapshots_of(store)
+    store.on_fetch = fail
+    run(store, snapshots, 12)
+    assert snapshots.stopped == "the last one was not taken: the server is away"
+    store.on_fetch = list
+    run(store, snapshots, 30)
+    assert store.took
+    assert not snapshots.stopped
+
+
+def test_the_thread_that_takes_one_may_make_a_call(store: Store) -> None:
+    """As the handler of a signal does: it does not wait for itself."""
+    snapshots = snapshots_of(store)
+
+    def call() -> None:
+        snapshots.begin_donating()
+        snapshots.end_donating()
+
+    store.on_fetch = call
+    run(store, snapshots, 12)
+    assert store.took
 
 
 def test_a_state_that_is_too_large_counts_as_stopped_until_it_fits(store: Store) -> None:
