@@ -34,7 +34,7 @@ COUNTED: Final[dict[str, tuple[float, ...]]] = {
     "messages from the server": (1, 1, 1, 1, 1),
     "bytes to the server": (397, 3676, 4522, 397, 397),
     "bytes from the server": (85, 55, 4426, 85, 85),
-    "functions of jaxd in the client": (121, 315, 447, 145, 131),
+    "functions of jaxd in the client": (121, 321, 447, 145, 131),
     "functions of jaxd in the worker": (91, 205, 93, 86, 86),
     "functions of libraries in the client": (11, 44, 11, 70, 24),
     "functions of libraries in the worker": (30, 43, 30, 30, 30),
