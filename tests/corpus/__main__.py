@@ -57,7 +57,9 @@ def _run_all(corpus: Corpus, options: argparse.Namespace) -> int:
         bad += found.get("verdict") in ("fails", "differs", "stale")
         compared.append(found)
     if options.verify:
-        print(described(verification_of_all(compared)))
+        together = verification_of_all(compared)
+        print(described(together))
+        bad += not together["verified"]
     return int(bad > 0)
 
 

@@ -144,6 +144,18 @@ def test_names_that_a_function_looks_up_or_jax_does_not_know_are_its_own(
                 each.persistent_call(lambda x: x + 41)(ONES)
 
 
+def test_a_listener_changes_no_program(client: Client, monkeypatch: Patch) -> None:
+    """jax tells the user's code what it does, and nothing that it makes depends on that."""
+    monitoring: Any = jax._src.monitoring
+    for name in ("_event_listeners", "_event_duration_secs_listeners"):
+        monkeypatch.setattr(monitoring, name, getattr(monitoring, name).copy())
+    seen: list[str] = []
+    jax.monitoring.register_event_listener(lambda event, **_: seen.append(event))
+    jax.monitoring.register_event_duration_secs_listener(lambda event, *_, **__: seen.append(event))
+    served = client.persistent_call(lambda x: jnp.sin(x) + 1, fallback="error")
+    np.testing.assert_allclose(served(ONES), np.sin(ONES) + 1, rtol=1e-6)
+
+
 HERE = """
 import json, sys
 import jax, jax.numpy as jnp, numpy as np

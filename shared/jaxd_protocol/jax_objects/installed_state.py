@@ -224,6 +224,8 @@ class InstalledState:
         for key, value in now.items():
             if _PARTS.get(type(value)) is _no_parts or id(value) in seen:
                 continue
+            if type(value) is list:  # such as listeners of `jax.monitoring`: no program has them
+                continue
             code = self._foreign_code(value)
             if not code:
                 seen.add(id(value))
