@@ -515,13 +515,13 @@ def test_objects_with_functions_in_them(client: Client, monkeypatch: pytest.Monk
         return State(state.rule.apply(state.x) + 1.0, state.rule)
 
     described: list[Any] = []
-    describes = array_specs.encode_specs
+    describes = array_specs.describe_call
 
     def describe(*args: Any) -> Any:
         described.append(args)
         return describes(*args)
 
-    monkeypatch.setattr(here, "encode_specs", describe)
+    monkeypatch.setattr(here, "describe_call", describe)
     function = client.persistent_call(step)
     x, rule, other = jnp.ones(3), Rule(rated), Rule(jnp.negative)
     state = State(x, rule)

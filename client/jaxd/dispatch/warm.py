@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from jaxd.dispatch.caller import Caller, OpenCall
-from jaxd.request.array_specs import encode_specs
+from jaxd.request.array_specs import describe_call
 from jaxd.request.call_request import CallRequest
 from jaxd.results.exceptions import exception_of
 from jaxd.results.reader import ResultReader
@@ -65,11 +65,7 @@ def encode_warm_request(
     """
     caller.register(spec)
     snapshot = spec.snapshot
-    known_objects: dict[Any, Any] = {}
-    with snapshot.pickling_context():
-        skeleton, buffers = encode_specs(args, kwargs, spec.statics, known_objects)
-    if known_objects:
-        snapshot.learn_objects(known_objects)
+    skeleton, buffers = describe_call(snapshot, args, kwargs, spec.statics)
     snapshot.admit(skeleton)
     return WarmRequest(spec, skeleton, b"", buffers, None, "auto", strict)
 

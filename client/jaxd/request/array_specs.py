@@ -9,7 +9,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jaxd.interop.jax_runtime import encode_jax, loaded_jax, to_jax, to_jax_keys
 from jaxd.interop.lazy_array import LazyArray
@@ -19,6 +19,9 @@ from jaxd_protocol.errors import ArgumentError, JaxdError
 from jaxd_protocol.jit.static_args import StaticArgs
 from jaxd_protocol.pytree import dump_literal
 from jaxd_protocol.pytree.leaves import array_spec, itemsize_of, spec_bytes
+
+if TYPE_CHECKING:
+    from jaxd.request.function_snapshot import FunctionSnapshot
 
 
 def encode_specs(
@@ -40,6 +43,22 @@ def encode_specs(
     encoder = _SpecEncoder(known_objects, strict=statics.strict)
     encoder.call(args, kwargs, statics)
     return encoder.skeleton, encoder.buffers
+
+
+def describe_call(
+    snapshot: FunctionSnapshot, args: tuple[Any, ...], kwargs: dict[str, Any], statics: StaticArgs
+) -> tuple[bytes, list[memoryview]]:
+    """The same of a call of a function, which takes note of the objects that were met.
+
+    Raises:
+        ArgumentError, TracerError, PackingError: as `encode_specs`, and as
+            `FunctionSnapshot.learn_objects`.
+    """
+    met: dict[Any, Any] = {}
+    with snapshot.pickling_context():
+        found = encode_specs(args, kwargs, statics, met)
+    snapshot.learn_objects(met)
+    return found
 
 
 def is_spec(value: Any) -> bool:

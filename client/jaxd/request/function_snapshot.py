@@ -494,7 +494,9 @@ def is_admitted(snapshot: FunctionSnapshot, skeleton: bytes) -> bool:
 
 
 def _readers_of_classes(walked: WalkResult) -> frozenset[Reader]:
-    if not walked.reach.readers - {"addresses", "identities", "types"}:
+    from jaxd_protocol.fingerprint.data_model import OF_NO_CODE  # has been imported for the walk
+
+    if not walked.reach.readers - OF_NO_CODE:
         return frozenset()
     from jaxd_protocol.fingerprint.values.reflection import of_classes
 

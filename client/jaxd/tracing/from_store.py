@@ -29,7 +29,7 @@ from jaxd.events.progress import Progress
 from jaxd.events.warnings import WarningQueue
 from jaxd.interop.jax_runtime import import_jax, runs_here
 from jaxd.interop.local_programs import LoadedPrograms, LocalProgram, Taken, calls_here
-from jaxd.request.array_specs import encode_specs
+from jaxd.request.array_specs import describe_call
 from jaxd.request.function_snapshot import ELSEWHERE, FunctionRefusal, Refused, is_admitted
 from jaxd.request.process_answers import confirmed
 from jaxd.results.exceptions import line_of
@@ -219,10 +219,7 @@ class StoreCalls:
     ) -> tuple[LocalCalls | None, Taken | str]:
         """What answers a call, or why nothing does; and what runs the calls of its function."""
         try:
-            with spec.snapshot.pickling_context():
-                met: dict[Any, Any] = {}
-                skeleton, pickles = encode_specs(args, kwargs, spec.statics, met)
-            spec.snapshot.learn_objects(met)
+            skeleton, pickles = describe_call(spec.snapshot, args, kwargs, spec.statics)
         except Exception:  # noqa: BLE001  a tracer, or what cannot be described
             return None, "its arguments cannot be described without their data"
         if pickles:

@@ -38,7 +38,7 @@ from jaxd.interop.local_programs import (
     calls_here,
 )
 from jaxd.interop.remote_array import RemoteArray, give_up
-from jaxd.request.array_specs import encode_specs
+from jaxd.request.array_specs import describe_call
 from jaxd.request.function_snapshot import ELSEWHERE, is_admitted
 from jaxd.request.known_calls import LEARN_AFTER, learn_calls
 from jaxd.request.packing_cache import guard_content
@@ -626,10 +626,7 @@ class HereCaller(Caller):
     ) -> Any:
         """The result of a call that is found by its skeleton, for which no data is read."""
         try:
-            with spec.snapshot.pickling_context():
-                met: dict[Any, Any] = {}
-                skeleton, pickles = encode_specs(args, kwargs, spec.statics, met)
-            spec.snapshot.learn_objects(met)
+            skeleton, pickles = describe_call(spec.snapshot, args, kwargs, spec.statics)
         except PackingError:  # such as an array that is spread over devices of this process
             return self._run_jitted(spec, (args, kwargs))
         except Exception:  # noqa: BLE001  raised again where the call is encoded

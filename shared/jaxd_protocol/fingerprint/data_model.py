@@ -489,6 +489,9 @@ of such; `__subclasses__`; which objects are the same one; where they lie (`id`)
 attributes (`vars`).
 """
 
+OF_NO_CODE: Final[frozenset[Reader]] = frozenset({"addresses", "identities", "types"})
+"""Those that alone read nothing of functions and classes."""
+
 
 class ReachedObjects:
     """All that a walk reached, as the packing needs it.

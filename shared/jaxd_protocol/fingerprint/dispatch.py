@@ -12,6 +12,7 @@ from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint import access_paths, archive_members, functions, local_imports
 from jaxd_protocol.fingerprint.canonical_bytes import constant
 from jaxd_protocol.fingerprint.code.reads import facts_of
+from jaxd_protocol.fingerprint.data_model import OF_NO_CODE
 from jaxd_protocol.fingerprint.function_wrapper import BoundWrapper, FunctionWrapper, jit_options_of
 from jaxd_protocol.fingerprint.values import classes, modules, settings
 from jaxd_protocol.fingerprint.walk import Handlers, Walk, short_repr
@@ -169,7 +170,7 @@ def _emit_reflected(walk: Walk) -> None:
     if walk.reach.libraries:
         local_imports.emit_patched_libraries(walk)
     readers = walk.reach.readers
-    if readers - {"addresses", "identities", "types"}:
+    if readers - OF_NO_CODE:
         from jaxd_protocol.fingerprint.values import reflection  # few functions have any
 
         reflection.emit_reflected(walk)

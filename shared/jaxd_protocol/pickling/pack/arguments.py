@@ -142,9 +142,9 @@ class _ArgumentPickler(Pickler):
                 "an argument holds a bare object(), which differs from others only by its "
                 "identity, and on the server it would be another one. Use a member of an enum."
             )
-        if type(reduced) is tuple and not (_is_named(reduced) or _is_one_object(value)):
-            self.told_apart.append(value)
         if type(reduced) is tuple:
+            if not (_is_named(reduced) or _is_one_object(value)):
+                self.told_apart.append(value)
             makers = [each for each in (reduced[0], *reduced[5:]) if not isinstance(each, type)]
             self._makers.update((id(each), each) for each in makers)
         if id(value) not in self._makers:
