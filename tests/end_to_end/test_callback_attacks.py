@@ -70,7 +70,9 @@ class EvilServer(FakeServer):
 
     Attributes:
         trees: what it asks with, or what makes that of the function's mark.
-        answered: what the client says to that.
+        wanted: what it wants to know of the client's process before that.
+        answered: what the client says to the trees.
+        read: what the client says to what is wanted.
         lost: how many questions had no answer, because the connection was over.
         over: set when all has been asked.
     """
@@ -78,13 +80,17 @@ class EvilServer(FakeServer):
     def __init__(self, path: str) -> None:
         super().__init__(path, call=self._on_call)
         self.trees: list[Any] = []
+        self.wanted: list[Any] = []
         self.answered: list[Any] = []
+        self.read: list[Any] = []
         self.lost = 0
         self.over = threading.Event()
 
     def _on_call(self, asked: Request) -> Any:
         (_, _, message), _ = asked.ask("describe", asked.args[0])
-        mark = function_mark(FunctionManifest.from_message(message).fingerprint)
+        fingerprint = FunctionManifest.from_message(message).fingerprint
+        self.read += [asked.ask("read", fingerprint, (each,)) for each in self.wanted]
+        mark = function_mark(fingerprint)
         for make in self.trees:
             tree = make(mark) if callable(make) else make
             blob = b"0123456789abcdef" * arrays_in(tree)
@@ -258,3 +264,39 @@ def test_what_is_given_is_called(victim: Client, evil: EvilServer) -> None:
         victim.persistent_call(gives)(1.0)
     ((verdict, _),) = evil.answered
     assert verdict != FAILED
+
+
+kept: list[Any] = []
+
+
+def keeps(x: Any) -> Any:
+    """Has what its callback was given among what it reaches."""
+    jax.debug.callback(kept.append, x)
+    return x + len(kept)
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        (dump_literal(("given", 0)), (), ("JAXD_TEST_WORD",), {}),
+        (dump_literal(("given", 0)), (), (("x", {"JAXD_TEST_WORD": 0}),), {}),
+        (dump_literal(("partial", ("given", 0), (("value", b"JAXD_TEST_WORD"),), ())), (), (), {}),
+    ],
+    ids=["its argument", "inside of it", "held by what is called"],
+)
+def test_a_text_of_a_servers_names_nothing_of_the_process(
+    victim: Client, evil: EvilServer, monkeypatch: pytest.MonkeyPatch, tree: Any
+) -> None:
+    """Where a callback has kept it, and the function reaches it from then on."""
+    monkeypatch.setenv("JAXD_TEST_WORD", WORD)
+    kept.clear()
+    evil.trees = [tree]
+    function = victim.persistent_call(keeps)
+    with pytest.raises(ValueError, match="over"):
+        function(1.0)
+    assert "JAXD_TEST_WORD" in repr(kept)
+    evil.trees, evil.wanted = [], [("variable", "JAXD_TEST_WORD")]
+    with pytest.raises((ValueError, errors.JaxdError)):
+        function(1.0)
+    assert len(evil.read) == 1
+    assert WORD not in repr(evil.read)

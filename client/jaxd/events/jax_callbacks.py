@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from jaxd.connection.server_requests import NoCallbackExpected
 from jaxd.request.arguments import encode_arguments
 from jaxd.request.call_request import callback_scope
+from jaxd.results.reader import received_texts
 from jaxd_protocol.errors import CallbackError, ProtocolError
 from jaxd_protocol.fingerprint.client_object import holds_function
 from jaxd_protocol.fingerprint.code.callbacks import CellOrigin, cell_origin, code_at
@@ -450,6 +451,7 @@ def _resolve(
     literal, end = load_literal(callback_target, 0)
     if type(literal) is not tuple or end != len(callback_target):
         raise _unknown_callback()
+    received_texts.take_note(literal)  # what the variables of a function made in place hold
     table = CallbackTable(snapshot.targets, snapshot.callbacks, arguments, snapshot.reader.reaches)
     function = table.function_at(literal, held)
     check_no_functions((args, kwargs))

@@ -384,7 +384,7 @@ class FunctionSnapshot:
         """What the packed function names; see `jaxd.request.process_answers`."""
         from jaxd.request.process_answers import NamedTexts  # few functions read their process
 
-        return NamedTexts(self.code)
+        return NamedTexts(self.code, self._walk_result.reach.functions)
 
     def learn(self, reads: tuple[ProcessRead, ...]) -> None:
         """Takes note of what the function reads of its process: the next call is made with that."""

@@ -2,7 +2,7 @@
 
 It answers only for names that stand as text in the function that it sends: in its code, or among
 the values that travel with it. A file has to be a regular one inside of the project. A name that
-the server has come up with gets nothing.
+the server has come up with gets nothing, also where code of the user's has kept it in such a value.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from types import CodeType, FunctionType
 from typing import Any, Final, Protocol
 
+from jaxd.results.reader import parts_of_path, received_texts, texts_in
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import PackingError
+from jaxd_protocol.fingerprint.code.callbacks import nested_codes
 from jaxd_protocol.fingerprint.process_view import current_arguments
 from jaxd_protocol.fingerprint.walk import short_repr
 from jaxd_protocol.messages.function_manifest import FunctionManifest
@@ -56,17 +59,19 @@ class NamedTexts:
 
     Args:
         code: the packed function.
+        functions: the user's own in it. What stands in the code of these is theirs, whatever
+            servers have sent.
     """
 
-    def __init__(self, code: bytes) -> None:
+    def __init__(self, code: bytes, functions: Iterable[FunctionType] = ()) -> None:
         arguments: Iterator[Any] = (argument for _, argument, _ in pickletools.genops(code))
-        found = {
-            each if isinstance(each, str) else os.fsdecode(each)
-            for each in arguments
-            if isinstance(each, str | bytes) and len(each) < _MAX_TEXT
-        }
+        found = {text for each in arguments for text in texts_in(each) if len(text) < _MAX_TEXT}
         self._texts = frozenset(found)
-        self._parts = frozenset(part for text in found for part in re.split(r"[/\\]", text))
+        self._parts = frozenset(part for text in found for part in parts_of_path(text))
+        own = {text for function in functions for text in _texts_of(function.__code__)}
+        self._own = frozenset(
+            part for text in own for part in (*parts_of_path(text), *_expanded(text))
+        )
 
     def answer(self, read: ProcessRead) -> Any:
         """What this process has: a literal.
@@ -77,14 +82,21 @@ class NamedTexts:
         return _ANSWERS[read.kind](self, read.name)
 
     def has_any(self, names: Iterable[str]) -> bool:
-        """Whether one of these stands there."""
-        return not self._texts.isdisjoint(names)
+        """Whether one of these stands there, and is no text that a server has sent."""
+        return any(name in self._texts and self._is_own(name) for name in names)
+
+    def _is_own(self, text: str) -> bool:
+        return text in self._own or text not in received_texts
 
     def variable(self, name: str) -> str | None:
         """A variable of the environment; None where there is none of that name."""
         is_named = name in STANDARD_VARIABLES or (name == "HOME" and self.has_any(_HOME))
-        is_named = is_named or name in self._texts
-        if not is_named and not any(name in _expanded(text) for text in self._texts):
+        is_named = is_named or self.has_any([name])
+        is_named = is_named or (
+            self._is_own(name)
+            and any(name in _expanded(text) and self._is_own(text) for text in self._texts)
+        )
+        if not is_named:
             raise PackingError(f"no code of the function names the variable {name!r}.")
         return os.environ.get(name)
 
@@ -134,7 +146,7 @@ class NamedTexts:
         if inside is None:
             raise PackingError(f"{path} is no file of the project.")
         parts = inside.split(os.sep)
-        if not all(part in self._parts for part in parts):
+        if not all(part in self._parts and self._is_own(part) for part in parts):
             raise PackingError(f"no code of the function names the file {path}.")
         if any(part.startswith(".") for part in parts):
             raise PackingError(f"{path} is hidden: it is not sent.")
@@ -207,6 +219,13 @@ def _literal(value: Any) -> Any:
         return tuple(map(_literal, value))
     assert is_literal(value)
     return value
+
+
+def _texts_of(code: CodeType) -> Iterator[str]:
+    """The names and constants of code, and of the code inside of it."""
+    yield from texts_in((code.co_names, code.co_consts))
+    for each in nested_codes(code):
+        yield from _texts_of(each)
 
 
 def _expanded(text: str) -> set[str]:

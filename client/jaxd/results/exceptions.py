@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 from jaxd.interop.jax_runtime import loaded_jax
+from jaxd.results.reader import received_texts
 from jaxd_protocol.errors import JaxdError, RemoteError
 from jaxd_protocol.messages.calls import origin_of
 from jaxd_protocol.messages.failures import Failure, decode_failure
@@ -30,6 +31,7 @@ def exception_of(failure: Failure, name: str, reader: ResultReader, address: str
         address: of the server, for people.
     """
     error = decode_failure(failure, reader, with_jax=shows_all_frames())
+    received_texts.take_note(error.args)
     if type(error) is RemoteError or not isinstance(error, JaxdError):
         call = origin_of(error).call
         which = f" (call {call})" if call else ""

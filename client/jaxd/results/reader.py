@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections import namedtuple
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain
 from math import isfinite
@@ -28,6 +30,7 @@ from jaxd_protocol.pytree.references import Reference, replace_tokens
 
 ResultsAs = Literal["auto", "numpy", "jax", "remote"]
 _MAX_LAYOUTS = 1024
+_MAX_TEXTS: Final = 1 << 16
 
 STANDS_FOR: Final = "_jaxd_stands_for"
 """Attribute of a class that stands for one of the server's: that one's module and name."""
@@ -60,6 +63,49 @@ def run_seconds(reply: tuple[Any, ...]) -> float:
     """How long a call ran, as its reply says; 0.0: it does not."""
     told = reply[6] if len(reply) > 6 else 0.0
     return told if type(told) is float and isfinite(told) else 0.0
+
+
+class ReceivedTexts:
+    """The texts that servers have sent as data. Thread-safe.
+
+    Code of the user's may keep one where a function reaches it. That function names nothing by
+    it: else a server could choose what this process tells it of itself.
+    """
+
+    def __init__(self) -> None:
+        self._hashes: set[int] = set()
+
+    def take_note(self, value: Any) -> None:
+        """Adds the texts in a plain value, and their parts between slashes."""
+        for text in texts_in(value):
+            if len(self._hashes) <= _MAX_TEXTS:
+                self._hashes.update(map(hash, parts_of_path(text)))
+
+    def __contains__(self, text: str) -> bool:
+        """Whether a server may have sent it; there is no end to what one can send."""
+        return len(self._hashes) > _MAX_TEXTS or hash(text) in self._hashes
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """The texts in a plain value, those of bytes among them."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, bytes):
+        yield os.fsdecode(value)
+    elif isinstance(value, dict):
+        yield from texts_in((*value, *value.values()))
+    elif isinstance(value, tuple | list | set | frozenset):
+        for each in value:
+            yield from texts_in(each)
+
+
+def parts_of_path(text: str) -> set[str]:
+    """A text, and what stands between its slashes."""
+    return {text, *re.split(r"[/\\]", text)}
+
+
+received_texts: Final = ReceivedTexts()
+"""Those of this process."""
 
 
 class InlineLeaves(NamedTuple):
@@ -185,7 +231,9 @@ class ResultReader:
 
     def _parsed(self, skeleton: bytes) -> tuple[Layout, str | None]:
         met = _Met(self._local_objects)
-        layout = parse_skeleton(skeleton, self._find_class, None, met)
+        layout = parse_skeleton(
+            skeleton, self._find_class, None, met, take_note=received_texts.take_note
+        )
         return layout, next(iter(met.remote), None)
 
     def are_alike(self, skeleton: bytes, other: bytes) -> bool:
@@ -229,6 +277,7 @@ class ResultReader:
         found = layout.build(_read(layout.whole, blob, (), "auto"))
         if type(found) is not dict:
             raise ProtocolError("the attributes of an exception are none.")
+        received_texts.take_note(found)
         return {name: value for name, value in found.items() if not str(name).startswith("__")}
 
     def _find_class(

@@ -105,6 +105,7 @@ class SkeletonReader:
         own: ObjectResolver | None = None,
         open_template: Callable[[bytes], Unflatten] = lambda _: list,
         close: Callable[[Any], Any] = lambda value: value,
+        take_note: Callable[[Any], None] = lambda value: None,
     ) -> None:
         self.data = data
         self.at = 0
@@ -116,6 +117,7 @@ class SkeletonReader:
         self._field = ""
         self._open_template = open_template
         self._close = close
+        self._take_note = take_note
 
     def node(self) -> Build:
         """The function that rebuilds the node beginning here."""
@@ -129,6 +131,12 @@ class SkeletonReader:
     def literal(self) -> Any:
         """The plain value that stands here."""
         value, self.at = load_literal(self.data, self.at)
+        return value
+
+    def _value(self) -> Any:
+        """The plain value that stands here, which becomes part of the tree."""
+        value = self.literal()
+        self._take_note(value)
         return value
 
     def count(self) -> int:
@@ -171,7 +179,7 @@ class SkeletonReader:
         return lambda leaves: tuple([child(leaves) for child in children])
 
     def _mapping(self, tag: str) -> Build:
-        pairs = [(self.literal(), self.node()) for _ in range(self.count())]
+        pairs = [(self._value(), self.node()) for _ in range(self.count())]
         if tag == "D" and all(child is next for _, child in pairs):
             keys = [key for key, _ in pairs]
             return lambda leaves: dict(zip(keys, leaves, strict=False))
@@ -211,7 +219,7 @@ class SkeletonReader:
             self._holders, self._field = before
 
     def _static(self, tag: str) -> Build:
-        value = self.literal()
+        value = self._value()
         return lambda leaves: value
 
     def _reference(self, tag: str) -> Build:

@@ -97,6 +97,7 @@ def parse_skeleton(
     own: ObjectResolver | None = None,
     open_template: Callable[[bytes], Unflatten] = lambda _: list,
     close: Callable[[Any], Any] = lambda value: value,
+    take_note: Callable[[Any], None] = lambda value: None,
 ) -> Layout:
     """Reads a skeleton.
 
@@ -108,11 +109,12 @@ def parse_skeleton(
         own: finds what references stand for, and makes registered nodes; None refuses both.
         open_template: reads an object without its leaves; returns a function of the leaves.
         close: wraps what jax cannot trace, so that jax takes it for a part of the structure.
+        take_note: is given each key of a dict and each static value.
 
     Raises:
         ProtocolError: when it is not a skeleton.
     """
-    reader = SkeletonReader(skeleton, find_class, unpickle, own, open_template, close)
+    reader = SkeletonReader(skeleton, find_class, unpickle, own, open_template, close, take_note)
     return _parsed(reader, reader.node)
 
 

@@ -8,21 +8,26 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from jaxd.request import process_answers
 from jaxd.request.function_snapshot import FunctionSnapshot
-from jaxd.request.process_answers import NamedTexts, file_stamp_of
+from jaxd.request.process_answers import file_stamp_of
+from jaxd.results import exceptions, reader
+from jaxd.results.exceptions import exception_of
+from jaxd.results.reader import ResultReader
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.messages.recorded_reads import ProcessRead, to_reads
+from tests.client.results.test_reader import received
 from tests.shared.fingerprint.defining import function
 
 
 def told(body: str, kind: str, name: str, **names: Any) -> Any:
     """What is told of a function with that body."""
     made: Callable[..., Any] = function(body, **names)
-    return NamedTexts(FunctionSnapshot(made, Options()).code).answer(ProcessRead(kind, name))
+    return FunctionSnapshot(made, Options()).named_texts.answer(ProcessRead(kind, name))
 
 
 @pytest.fixture
@@ -157,6 +162,57 @@ def test_the_recursion_limit_is_the_programs_while_a_function_is_walked_over() -
         assert sys.getrecursionlimit() == 1234
     finally:
         sys.setrecursionlimit(before)
+
+
+def sent_in_a_result(text: str) -> Any:
+    """A key of a dict, as a server has written it."""
+    return next(iter(received({text: np.ones(1)})))
+
+
+def sent_in_a_value(text: str) -> Any:
+    """A text beside arrays."""
+    return received([text, np.ones(1)])[0]
+
+
+def sent_in_an_error(text: str) -> Any:
+    """What an exception says."""
+    failure = ("builtins", "ValueError", text, None, 0.0, "", (), (), (), (), (), ("", ""))
+    return exception_of(failure, "f", ResultReader({}), "unix:x").args[0]
+
+
+@pytest.mark.parametrize("sent", [sent_in_a_result, sent_in_a_value, sent_in_an_error])
+def test_what_a_server_has_sent_names_nothing(
+    project: Path, monkeypatch: pytest.MonkeyPatch, sent: Callable[[str], Any]
+) -> None:
+    """Where the function holds it; what stands in its code names it all the same."""
+    texts = reader.ReceivedTexts()
+    for module in (reader, process_answers, exceptions):
+        monkeypatch.setattr(module, "received_texts", texts)
+    monkeypatch.setenv("SENT", "told")
+    assert told("return T", "file", "data/table.txt", T=["data/table.txt"]) == b"in"
+    path, variable = sent("data/table.txt"), sent("SENT")
+    for body, kind, name, value in [
+        ("return T", "file", "data/table.txt", path),
+        ("return T", "file", "data/table.txt", f"./{path}"),
+        ("return T", "variable", "SENT", variable),
+        ("return T", "variable", "SENT", f"${variable}"),
+    ]:
+        with pytest.raises(PackingError):
+            told(body, kind, name, T=[value])
+    assert told("return open('data/table.txt')", "file", "data/table.txt") == b"in"
+    assert told("return ('SENT',)", "variable", "SENT") == "told"
+
+
+def test_of_a_server_that_sends_without_end_all_is_taken_to_be_its_own(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was sent is remembered in so much room, and nothing of it is forgotten."""
+    texts = reader.ReceivedTexts()
+    monkeypatch.setattr(process_answers, "received_texts", texts)
+    texts.take_note(tuple(map(str, range(1 << 17))))
+    with pytest.raises(PackingError):
+        told("return T", "variable", "NAMED", T=["NAMED"])
+    assert told("return 'NAMED'", "variable", "NAMED") == "told"
 
 
 def test_the_rest_is_told_to_who_asks_for_it_by_name(
