@@ -437,17 +437,21 @@ class LocalObjects:
             own = filter(own_name, (*self._objects, *self._others))
             self._named_in_code = _by_name((*self._installed, *own))
         found = self._named_in_code.get((module, name), _missing)
-        return self._empty_constant(module, name) if found is _missing else found
+        return self._constant(module, name) if found is _missing else found
 
-    def _empty_constant(self, module: str, name: str) -> Any:
-        """What a package that the function deals with has in it to be told from all else."""
+    def _constant(self, module: str, name: str) -> Any:
+        """What a package that the function deals with has in it to be told from all else.
+
+        It holds at most text and numbers, as ``symmetric_tag = Tag("symmetric")`` does.
+        """
         if not self.reaches(module):
             return _missing
-        from jaxd_protocol.packages.bare_objects import constant_name, is_empty_constant
+        from jaxd_protocol.packages import bare_objects
         from jaxd_protocol.packages.installed import content_of
 
         found = content_of(module).get(name, _missing)
-        return found if is_empty_constant(found) and constant_name(found) else _missing
+        is_data = bare_objects.is_empty_constant(found) or bare_objects.is_plain_constant(found)
+        return found if is_data and bare_objects.constant_name(found) else _missing
 
     def _method(self, owner: tuple[Any, ...], name: str) -> Any:
         """A method of a known object that the function's own code names."""

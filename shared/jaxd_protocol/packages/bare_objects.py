@@ -100,6 +100,11 @@ def is_empty_constant(value: Any) -> bool:
     return _is_of_empty_kind(type(value)) and not getattr(value, "__dict__", None)
 
 
+def is_plain_constant(value: Any) -> bool:
+    """Whether code can only ask which one it is, and nothing but text and numbers is in it."""
+    return is_told_by_identity(type(value)) and all(map(_is_plain, tuple(vars(value).values())))
+
+
 def _is_of_empty_kind(cls: Any) -> bool:
     if cls is object:
         return True
@@ -137,11 +142,10 @@ def own_constant_name(value: Any) -> Place | None:
     user's that code can only tell from others by identity, a global of a module of the user's, with
     nothing in it but text and numbers. Or what stands for a client's. None for any other object.
     """
-    cls = type(value)
-    if not is_told_by_identity(cls) or not all(map(_is_plain, tuple(vars(value).values()))):
+    if not is_plain_constant(value):
         return None
     made = _own_objects.made_name_of(value)
-    if made is not None or not is_local_module(cls.__module__):
+    if made is not None or not is_local_module(type(value).__module__):
         return made
     known: Place | None = _constants.get(value)
     if value not in _constants or not (known is None or _has(known, value)):

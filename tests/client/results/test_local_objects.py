@@ -78,23 +78,37 @@ def test_an_object_by_its_number(own: LocalObjects) -> None:
     assert type(get(own, "n", ((b"o" * 16, 0),))) is RemoteObject
 
 
-def test_a_constant_without_content_by_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+_CONSTANTS = """
+class Tag:
+    def __init__(self, *parts):
+        self.parts = parts
+
+class Code(Tag):
+    def __call__(self):
+        pass
+
+class Closing(Tag):
+    def __del__(self):
+        pass
+
+token, number, code = type("token", (), {})(), 5, type("code", (), {"__call__": id})()
+tag, holding, calling, closing = Tag("symmetric", 2), Tag([]), Code("x"), Closing("x")
+"""
+
+
+def test_a_constant_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the function reaches its package: all that it does is to be that one."""
     place = tmp_path / "site-packages"
     place.mkdir()
-    text = (
-        "token, number, code = type('token', (), {})(), 5, type('code', (), {'__call__': id})()\n"
-    )
-    (place / "zz_tokens.py").write_text(text)
+    (place / "zz_tokens.py").write_text(_CONSTANTS)
     monkeypatch.syspath_prepend(place)
     monkeypatch.delitem(sys.modules, "zz_tokens", raising=False)
     module = importlib.import_module("zz_tokens")
     reaching = LocalObjects("step", packages=("zz_tokens",))
-    assert get(reaching, "i", "zz_tokens", "token") is module.token
-    assert type(get(LocalObjects("step"), "i", "zz_tokens", "token")) is RemoteObject
-    for name in ("number", "code", "missing"):
+    for name in ("token", "tag"):
+        assert get(reaching, "i", "zz_tokens", name) is getattr(module, name)
+        assert type(get(LocalObjects("step"), "i", "zz_tokens", name)) is RemoteObject
+    for name in ("number", "code", "holding", "calling", "closing", "missing"):
         assert type(get(reaching, "i", "zz_tokens", name)) is RemoteObject
 
 
