@@ -208,11 +208,17 @@ class BuilderPool:
         with self._lock:
             return self._may_lend()
 
-    def start_spare(self) -> None:
-        """Starts one if there is none, or none but such as have been at work for long."""
+    def start_spare(self, *, beside_others: bool = True) -> None:
+        """Starts one if there is none, or none but such as have been at work for long.
+
+        Args:
+            beside_others: whether one is wanted beside those that work.
+        """
         with self._lock:
             now = self._clock()
             if not self._may_lend() or self._starts_fail or self._idle:
+                return
+            if self._lent and not beside_others:
                 return
             if all(
                 one.state != "starting" and now - one.since > _SPARE_AFTER_S for one in self._lent

@@ -137,9 +137,10 @@ class BuildPolicy:
 
         To be called several times a second.
         """
-        is_wanted = self._build_in == "auto" and (self._clients.are_several() or self._is_settled())
-        if is_wanted:
-            self.builders.start_spare()
+        are_several = self._clients.are_several()
+        is_wanted = self._build_in == "auto" and (are_several or self._is_settled())
+        if is_wanted:  # a single client waits for what its builder makes: it needs no second one
+            self.builders.start_spare(beside_others=are_several)
         self.builders.end_idle(keep=int(is_wanted))
 
     def _is_settled(self) -> bool:
@@ -207,5 +208,5 @@ class BuildPolicy:
             return False
         if self.builders.is_ready or count == _VERY_MANY:
             return True
-        self.builders.start_spare()  # for the next one
+        self.builders.start_spare(beside_others=False)  # for the next one
         return False

@@ -79,6 +79,20 @@ def test_a_single_client_that_works_has_one_ready_for_the_next() -> None:
     assert len(scenario.builders) == 1
 
 
+@pytest.mark.parametrize(("shared", "count"), [(True, 2), (False, 1)])
+def test_a_single_client_has_no_second_one_started(shared: bool, count: int) -> None:
+    """While its builder is at work, it waits for that; others would wait for nothing of theirs."""
+    scenario = BuildScenario("auto", shared=shared)
+    scenario.in_use = True
+    for now in (100.0, 103.0):
+        scenario.now = now
+        scenario.building.poll()
+    scenario.building.builders.lend()
+    scenario.now = 110.0
+    scenario.building.poll()
+    assert len(scenario.builders) == count
+
+
 def test_a_build_waits_for_a_builder_that_starts(source: Source) -> None:
     """What crashes while it is traced takes no values of others along."""
     scenario = BuildScenario("auto")
