@@ -454,3 +454,52 @@ def test_wherever_an_object_is_named_in_a_comparison(client: Client, function: A
     checked(served(X, Operator(2.0, FAST)), X * 3)
     with pytest.raises(PackingError, match="may ask which one it is"):
         served(X, Operator(2.0, DEFAULTS))
+
+
+class Rule:
+    """With more in it than text and numbers."""
+
+    def __init__(self) -> None:
+        self.steps = [1, 2]
+
+
+def by_both(x: Any, one: Any, other: Any) -> Any:
+    return x * (2.0 if one is other else 3.0)
+
+
+def by_neither(x: Any, one: Any, other: Any) -> Any:
+    return x * (len(one.steps) + len(other.steps))
+
+
+@pytest.mark.filterwarnings("ignore::jaxd.errors.FallbackWarning")
+@pytest.mark.parametrize("kind", [partial(Tag, "way"), Rule])
+def test_one_object_in_two_arguments_is_refused(client: Client, kind: Callable[[], Any]) -> None:
+    """Before and after a call with two that hold the same; the function may ask whether it is."""
+    one, other = kind(), kind()
+    served = client.persistent_call(by_both, static_argnums=(1, 2), fallback="error")
+    for _ in range(3):
+        with pytest.raises(PackingError, match="another argument"):
+            served(X, one, one)
+        checked(served(X, one, other), X * 3)
+    right = client.persistent_call(by_both, static_argnums=(1, 2), fallback="local")
+    checked(right(X, other, other), X * 2)
+
+
+@pytest.mark.parametrize("kind", [partial(Tag, "way"), Rule])
+def test_one_object_in_two_arguments_here(client: Client, kind: Callable[[], Any]) -> None:
+    """A call that is traced in this process has the objects themselves."""
+    one, other = kind(), kind()
+    for _ in range(2):
+        here = client.persistent_call(by_both, static_argnums=(1, 2), place="here")
+        for _ in range(3):
+            checked(here(X, one, other), X * 3)
+            checked(here(X, one, one), X * 2)
+
+
+def test_one_object_in_two_arguments_that_nothing_is_asked_of(client: Client) -> None:
+    """Is served; so is a constant with a name, which is one there."""
+    rule, static = Rule(), (1, 2)
+    asks_nothing = client.persistent_call(by_neither, static_argnums=static, fallback="error")
+    checked(asks_nothing(X, rule, rule), X * 4)
+    of_names = client.persistent_call(by_both, static_argnums=static, fallback="error")
+    checked(of_names(X, FAST, FAST), X * 2)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
 from math import inf
@@ -292,6 +293,7 @@ class FunctionSnapshot:
         """
         told_apart = met.pop(TOLD_APART, ())
         two = [each for each in told_apart if self._tells_apart(each)]
+        two = two or [each for each in _held_twice(told_apart) if self._may_tell_apart(each)]
         if not two and any("." in each for each in self.manifest.ignored):
             own = [each for name, each in met.items() if type(name) is bytes]
             two = [each for each in own if self._is_read_in_part(each)]
@@ -299,12 +301,12 @@ class FunctionSnapshot:
             kind = type(two[0]).__qualname__
             what = getattr(two[0], "__qualname__", f"an object of type {kind}")
             raise PackingError(
-                f"an argument of {self.name} holds {what}, which the function also has by itself, "
-                "or compares others with: it may ask which one it is, and on the server these "
-                "would be two. Compare a name or a member of an enum instead, or let the function "
-                "have it in one way only. A constant that is a global of a module of yours may be "
-                "compared, where its class has no __eq__ and nothing but text and numbers is in "
-                "it, of which none is in ignore=."
+                f"an argument of {self.name} holds {what}, which another argument or the function "
+                "itself also has, or compares others with: it may ask which one it is, and on the "
+                "server these would be two. Compare a name or a member of an enum instead, or let "
+                "the function have it in one way only. A constant that is a global of a module of "
+                "yours may be compared, where its class has no __eq__ and nothing but text and "
+                "numbers is in it, of which none is in ignore=."
             )
         if met:
             self.reader.learn(met)
@@ -322,6 +324,14 @@ class FunctionSnapshot:
         found = [self._compared[id(each)] for each in parts if id(each) in self._compared]
         is_alone = kind in _COMPARED_BY_IDENTITY or bare_objects.is_compared_by_identity(kind)
         return any(found) or (bool(found) and is_alone)
+
+    def _may_tell_apart(self, value: Any) -> bool:
+        """Whether code of the function may ask whether two arguments hold one object."""
+        from jaxd_protocol.packages import bare_objects  # few arguments have objects
+
+        asks = "identities" in self._walk_result.reach.readers
+        is_alone = asks and bare_objects.is_compared_by_identity(type(value))
+        return is_alone or bare_objects.is_plain_constant(value)
 
     def _is_read_in_part(self, value: Any) -> bool:
         """Whether an object that it reaches has attributes that do not count in its key.
@@ -481,6 +491,11 @@ class FunctionSnapshot:
                 "keeps the value of that moment, for every client. Pass it as an argument."
             )
             warn_user(text, TracedReadWarning)
+
+
+def _held_twice(objects: Sequence[Any]) -> list[Any]:
+    counts = Counter(map(id, objects))
+    return [each for each in objects if counts[id(each)] > 1]
 
 
 def is_admitted(snapshot: FunctionSnapshot, skeleton: bytes) -> bool:
