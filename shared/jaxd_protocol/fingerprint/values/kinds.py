@@ -333,6 +333,15 @@ def make_type_variable(
     return variable
 
 
+# names of types that are looked up later ----------------------------------------------------------
+
+
+def _forward_state(value: typing.ForwardRef) -> tuple[None, dict[str, Any]]:
+    """Its attributes but for what `typing.get_type_hints` has found, which may lead back to it."""
+    names = "__forward_module__", "__forward_is_class__"
+    return None, {name: getattr(value, name) for name in names}
+
+
 # the table ---------------------------------------------------------------------------------------
 
 
@@ -388,6 +397,12 @@ _KINDS: Final[dict[type, Kind]] = {
     types.WrapperDescriptorType: _DESCRIPTOR,
     types.MethodDescriptorType: _DESCRIPTOR,
     types.ClassMethodDescriptorType: _DESCRIPTOR,
+    typing.ForwardRef: Kind(
+        "forward reference",
+        lambda value: (value.__forward_arg__, value.__forward_is_argument__),
+        typing.ForwardRef,
+        _forward_state,
+    ),
     typing.TypeVar: Kind("type variable", _variable_parts, make_type_variable, may_have_name=True),
     typing.ParamSpec: Kind(
         "type variable", _variable_parts, make_type_variable, may_have_name=True

@@ -229,6 +229,8 @@ PAIRS: dict[str, tuple[Any, Any]] = {
     "logger of a class of its own": (Logging("a"), Logging("b")),
     "type variable": (typing.TypeVar("T"), typing.TypeVar("T", bound=int)),
     "parameters": (typing.ParamSpec("P"), typing.ParamSpec("Q")),
+    "name of a type": (typing.ForwardRef("Tree"), typing.ForwardRef("Tree", module="os")),
+    "name of another type": (typing.ForwardRef("Tree"), typing.ForwardRef("Tree", is_class=True)),
     "reference": (weakref.ref(KEPT), weakref.ref(Kept)),
     "dead reference": (weakref.ref(Kept()), weakref.ref(KEPT)),
     "dead method": (weakref.WeakMethod(Kept().method), weakref.ref(Kept())),
@@ -287,3 +289,20 @@ def test_a_type_variable_of_the_users_is_made_again() -> None:
     found = sent(T)
     assert (found.__name__, found.__bound__, found.__module__) == ("T", int, __name__)
     assert sent(typing.AnyStr) is typing.AnyStr
+
+
+Tree = typing.Union[int, typing.Iterable["Tree"]]  # noqa: UP007  another kind of object
+
+
+def test_a_type_that_names_itself_is_made_again() -> None:
+    """Also after somebody has looked at the types, when its name leads back to it."""
+
+    def annotated() -> None:
+        """Is annotated with the type itself, not with its name."""
+
+    annotated.__annotations__ = {"tree": Tree}
+    before = digest_of([Tree])
+    typing.get_type_hints(annotated)
+    assert typing.get_args(typing.get_args(Tree)[1])[0].__forward_value__ is Tree
+    assert digest_of([Tree]) == before
+    assert sent(Tree) == Tree
