@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ import pytest
 from jax.experimental import io_callback
 
 from jaxd import Client, connect
-from jaxd.errors import CallbackError, ConnectionLost
+from jaxd.errors import CallbackError, ConnectionLost, FallbackWarning, LostUpdateError
 from tests.live_server import LiveServer
 
 X = np.float32(1)
@@ -469,6 +469,65 @@ def test_pure_callbacks_run_on_the_server(client: Client) -> None:
 
     points = np.array([[0, 0], [1, 1], [5, 5]], np.float32)
     assert int(client.persistent_call(nearest)(points, points[1] + 0.1)) == 1
+
+
+CACHE: dict[str, float] = {}
+
+
+def _noting(heard: list[float]) -> Callable[..., Any]:
+    """A function whose pure callback appends to a list, as its contract forbids."""
+
+    def note(value: Any) -> Any:
+        heard.append(float(value))
+        return value
+
+    return lambda x: jax.pure_callback(note, SCALAR, x) + 1
+
+
+def test_what_a_pure_callback_changes_is_not_lost(client: Client) -> None:
+    """The call runs in the process that has the list, each time; once where it is an error."""
+    heard: list[float] = []
+    function = client.persistent_call(_noting(heard), fallback="error")
+    for _ in range(2):
+        with pytest.raises(LostUpdateError, match="changes a list, 'heard', in what it gives"):
+            function(X)
+    assert heard == []
+    here = client.persistent_call(_noting(heard), fallback="local")
+    with pytest.warns(FallbackWarning, match="LostUpdateError"):
+        assert float(here(X)) == 2.0
+    assert float(here(np.float32(5))) == 6.0
+    assert heard == [1.0, 5.0]
+
+
+def test_what_a_pure_callback_changes_and_is_ignored(client: Client) -> None:
+    """A cache is one of the server's; and what it changes of its own is nobody else's."""
+
+    def cached(value: Any) -> Any:
+        buffer = [value]
+        CACHE.setdefault("first", float(value))
+        buffer.append(value)
+        return np.float32(sum(buffer))
+
+    def function(x: Any) -> Any:
+        return jax.pure_callback(cached, SCALAR, x)
+
+    ignoring = client.persistent_call(function, ignore="CACHE", fallback="error")
+    assert [float(ignoring(np.float32(each))) for each in (1, 2)] == [2.0, 4.0]
+    assert CACHE == {}
+
+
+def test_a_call_with_other_effects_is_not_made_again(client: Client) -> None:
+    """Where its pure callback changed something: that is an error."""
+    heard: list[float] = []
+    seen.clear()
+
+    def function(x: Any) -> Any:
+        io_callback(seen.append, None, x, ordered=True)
+        return _noting(heard)(x)
+
+    with pytest.raises(LostUpdateError, match="'heard'"):
+        client.persistent_call(function, fallback="local")(X)
+    assert len(seen) == 1
 
 
 @pytest.mark.slow

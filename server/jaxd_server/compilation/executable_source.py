@@ -295,11 +295,11 @@ class ExecutableSource:
         started = time.monotonic()
         structure = structure_of(dynamic(arguments, function.statics))
         assert function.unpacked is not None
+        unpacked, captured = function.unpacked, function.captured
         callback_targets = CallbackTargets(
-            function.name, function.unpacked.targets, function.unpacked.listed
+            function.name, unpacked.targets, unpacked.listed, captured.ignored
         )
         request.emit.begin_trace()
-        unpacked = function.unpacked
         with redirecting_callbacks(callback_targets), unpacked.traced_for(request.source.read):
             lowered = self._compiler.lower(
                 function.traceable,
@@ -308,7 +308,7 @@ class ExecutableSource:
                 arguments,
                 structure,
                 request.emit,
-                function.captured,
+                captured,
             )
         lowered = replace(lowered, reads=unpacked.reads.recorded)
         if self._building is not None:

@@ -46,7 +46,12 @@ from jaxd_server.compilation.program_source import ProgramSource
 from jaxd_server.execution.call import Call, Reply
 from jaxd_server.execution.memory_room import MemoryReservations, OutOfMemoryHandler
 from jaxd_server.jax_compat.config import configured
-from jaxd_server.jax_compat.programs import is_nan_error, is_out_of_memory, is_runtime_error
+from jaxd_server.jax_compat.programs import (
+    is_nan_error,
+    is_out_of_memory,
+    is_runtime_error,
+    lost_update_in,
+)
 from jaxd_server.runtime.events import SILENT
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.user_code.jax_callbacks import callbacks_disabled
@@ -297,6 +302,21 @@ def find_nan(call: Call, functions: Functions, executables: Executables) -> Floa
     )
 
 
+def _refuse_lost_update(run: Run, error: Exception) -> None:
+    """Returns unless a function that the program called has changed what it captures.
+
+    Raises:
+        LostUpdateError: when it has. The client may make the call by itself then, where it has had
+            no other effect.
+    """
+    lost = lost_update_in(error)
+    if lost is None:
+        return
+    if not (run.executable.program.calls_back or run.call.given):
+        run.call.phase = "reading"
+    raise lost from None
+
+
 class BrokenProgram(Exception):
     """A program that was read from disk does not run; it was dropped."""
 
@@ -363,6 +383,8 @@ class Executor:
 
     def _out_of_memory(self, run: Run, error: Exception) -> str:
         """jax's message when there is no room and making some may help; else raises the error."""
+        if run.executable.calls_python:
+            _refuse_lost_update(run, error)
         if self._oom_handler.are_gone(run.leaves):
             run.give_up()
             raise error

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 from jax.experimental import serialize_executable
 
+from jaxd_protocol.errors import LostUpdateError
 from jaxd_protocol.jax_objects.program_bytes import Serialized, find_lapack, load_compiled
 from jaxd_protocol.jit.options import Options
 from jaxd_server.jax_compat.lowered import (
@@ -246,6 +247,14 @@ def is_nan_error(error: BaseException) -> bool:
 def is_runtime_error(error: BaseException) -> bool:
     """Whether XLA failed to run a program."""
     return isinstance(error, jax.errors.JaxRuntimeError)
+
+
+def lost_update_in(error: BaseException) -> LostUpdateError | None:
+    """The error of that kind which a function raised that a program called, as XLA quotes it."""
+    if not isinstance(error, jax.errors.JaxRuntimeError):
+        return None
+    _, found, text = str(error).rpartition(f"{LostUpdateError.__name__}: ")
+    return LostUpdateError(text.partition("\n")[0]) if found else None
 
 
 def is_out_of_memory(error: BaseException) -> bool:

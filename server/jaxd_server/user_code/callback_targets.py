@@ -115,11 +115,20 @@ class CallbackTargets:
         name: its name.
         targets: what may be called back.
         listed: what `callbacks=` lists.
+        ignored: names of globals and variables that callbacks may change on the server.
+
+    Attributes:
+        ignored: the same.
     """
 
     def __init__(
-        self, name: str, targets: CallbackCandidates, listed: Sequence[ListedCallback] = ()
+        self,
+        name: str,
+        targets: CallbackCandidates,
+        listed: Sequence[ListedCallback] = (),
+        ignored: tuple[str, ...] = (),
     ) -> None:
+        self.ignored = ignored
         self._name = name
         self._targets = targets
         self._listed = listed

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import jax
@@ -22,6 +22,7 @@ from jax._src import debugging
 from jaxd_protocol.errors import CallbackError
 from jaxd_server.runtime.threads.cancellation import assigned
 from jaxd_server.user_code.callback_targets import CallbackTargets, runs_on_server
+from jaxd_server.user_code.mutation_guard import MutationGuard
 from jaxd_server.user_code.output import output_to_sole_caller
 
 CallBack = Callable[..., Any]
@@ -127,21 +128,30 @@ def _runs_here(callback_targets: CallbackTargets, function: Any) -> bool:
     return runs_on_server(function) and not callback_targets.lists(function)
 
 
-def _exchange_pure(_: CallbackTargets, callback: Any) -> Any:
-    if isinstance(callback.callback_func, _LocalCallback):
+def _exchange_pure(callback_targets: CallbackTargets, callback: Any) -> Any:
+    function = callback.callback_func
+    if isinstance(function, _LocalCallback):
         return callback
-    return type(callback)(_LocalCallback(callback.callback_func), callback.in_tree)
+    guard = MutationGuard.of_callback(function, callback_targets.ignored)
+    return type(callback)(_LocalCallback(function, guard), callback.in_tree)
 
 
 @dataclass(frozen=True)
 class _LocalCallback:
-    """Calls a function here; its output belongs to the only call that can have caused it."""
+    """Calls a function here; its output belongs to the only call that can have caused it.
+
+    Raises:
+        LostUpdateError: when it changes what it captures, which is a copy here.
+    """
 
     function: Any
+    guard: MutationGuard = field(compare=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with output_to_sole_caller():
-            return self.function(*args, **kwargs)
+            result = self.function(*args, **kwargs)
+        self.guard.check()
+        return result
 
 
 def _exchange_debug(callback_targets: CallbackTargets, callback: Any) -> Any:

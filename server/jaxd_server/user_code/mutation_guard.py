@@ -33,6 +33,11 @@ from jaxd_server.user_code.hidden_state import HiddenStates
 
 _MISSING: Final = object()
 _PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
+_COPY: Final = (
+    "On the server that is a copy: yours would stay as it is. Return what is new, or do it outside "
+    "of the function; what is only a cache, name in persistent_call(ignore=…). Under `jaxd run` "
+    "and `pytest --jaxd` such a function runs in your process."
+)
 
 
 class _AssignableSlot(NamedTuple):
@@ -70,11 +75,13 @@ class MutationGuard:
         ignored: names of globals and variables that may change.
 
     Attributes:
+        ignored: the same.
         is_spoiled: whether something was changed that could not be made what it was.
     """
 
     def __init__(self, objects: Iterable[Any] = (), ignored: Iterable[str] = ()) -> None:
         self.is_spoiled = False
+        self.ignored = tuple(ignored)
         objects = list(objects)
         self._functions = [each for each in objects if isinstance(each, FunctionType)]
         self._places = [
@@ -116,6 +123,27 @@ class MutationGuard:
         except PackingError:
             return cls(objects)
 
+    @classmethod
+    def of_callback(cls, function: Any, ignored: Iterable[str] = ()) -> MutationGuard:
+        """A snapshot of what a function that a program calls while it runs could change."""
+        try:
+            return cls.of_walk(walk(function, "callback", ignore=tuple(ignored)), ignored)
+        except PackingError:
+            return NO_GUARD
+
+    def check(self) -> None:
+        """Returns when nothing that can be assigned has changed; else all of it is as before.
+
+        Raises:
+            LostUpdateError: when something was changed.
+        """
+        changed = self._changed()
+        if changed is not None:
+            self.restore()
+            raise LostUpdateError(
+                f"the function changes {changed} in what it gives to pure_callback. {_COPY}"
+            )
+
     @contextmanager
     def kept(self) -> Iterator[None]:
         """Within it nothing of this is to change; if it does, all is as before afterwards.
@@ -132,12 +160,7 @@ class MutationGuard:
             raise
         if changed is not None:
             self._restore_after(hidden)
-            raise LostUpdateError(
-                f"the function changes {changed} while it is traced. On the server that is a copy: "
-                "yours would stay as it is. Return what is new, or do it outside of the function; "
-                "what is only a cache, name in persistent_call(ignore=…). Under `jaxd run` and "
-                "`pytest --jaxd` such a function runs in your process."
-            )
+            raise LostUpdateError(f"the function changes {changed} while it is traced. {_COPY}")
 
     def restore(self) -> None:
         """Makes all of it what it was that can be assigned."""
@@ -151,7 +174,7 @@ class MutationGuard:
         self.is_spoiled = self.is_spoiled or hidden.changed() is not None
         self.restore()
 
-    def _changed(self, hidden: HiddenStates) -> str | None:
+    def _changed(self, hidden: HiddenStates | None = None) -> str | None:
         """What has changed first, in words; None when nothing has."""
         places = (place for place in self._changed_places() if not self._is_kept_by_module(place))
         place = next(places, None)
@@ -159,7 +182,7 @@ class MutationGuard:
             kind = "the global" if isinstance(place.holder, dict) else "the variable"
             return f"{kind} {place.name!r}"
         holder, _ = next(self._changed_holders(), (None, None))
-        if holder is None:
+        if holder is None and hidden is not None:
             holder = hidden.changed()
         return None if holder is None else self._words_for(holder)
 

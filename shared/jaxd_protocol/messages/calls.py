@@ -125,7 +125,8 @@ class FailureOrigin(NamedTuple):
     Attributes:
         phase: `packing`: before it was sent; `building`: before it ran, while its function or its
             arguments were unpacked, or while it was traced, lowered or compiled; `running`; or
-            `reading`: its result cannot be read, and it had no effect. Empty where none of this
+            `reading`: its result cannot be read, or lacks what its Python has changed, and it had
+            no effect. Empty where none of this
             is known, or it had effects.
         raised_in: the module whose `raise` or `assert` it was; empty when Python itself, or code
             in C, has raised it.
