@@ -13,6 +13,7 @@ from argparse import Namespace
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from operator import is_
 from types import CellType, CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any, Final, NamedTuple
 
@@ -332,7 +333,9 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def _are_same(now: list[Any], before: list[Any]) -> bool:
-    return len(now) == len(before) and all(map(_is_same, now, before))
+    if len(now) != len(before):
+        return False
+    return all(map(is_, now, before)) or all(map(_is_same, now, before))
 
 
 # jax itself -------------------------------------------------------------------------------------
