@@ -244,6 +244,70 @@ def test_what_calls_back_is_differentiated_as_under_jit(
     assert sorted(served.stdout.splitlines()) == sorted(plain.stdout.splitlines())
 
 
+PURE_CALLBACKS = """
+import os, pathlib
+from functools import partial
+import jax, numpy as np
+
+state, table, rate, weights, log = {"k": 1.0}, [1.0], 1.0, np.ones(3), []
+
+class Box:
+    rate = 1.0
+
+box = Box()
+
+def helper(x):
+    return np.float32(np.tanh(x) + 1)
+
+def jitted(host):
+    return jax.jit(lambda x: jax.pure_callback(lambda v: np.float32(host(v)), x, x))
+
+def of_a_variable():
+    scale = 1.0
+    def change(value):
+        nonlocal scale
+        scale = value
+    return jitted(lambda v: v * scale), change
+
+of_variable, change = of_a_variable()
+functions = [
+    of_variable,
+    jitted(lambda v: v * state["k"]),
+    jitted(lambda v: v * table[0]),
+    jitted(lambda v: v * box.rate),
+    jitted(lambda v: v * rate),
+    jitted(lambda v: v * weights[0]),
+    jitted(lambda v: v * float(os.environ["SCALE"])),
+    jitted(lambda v: v * float(open("scale.txt").read())),
+    jitted(lambda v: v * np.random.rand()),
+    jitted(lambda v: log.append(float(v)) or v),
+    jitted(helper),
+]
+for value in (1.0, 5.0, 7.0):
+    state["k"] = table[0] = box.rate = rate = weights[0] = value
+    change(value)
+    os.environ["SCALE"] = str(value)
+    pathlib.Path("scale.txt").write_text(str(value))
+    np.random.seed(int(value))
+    print([float(f(np.float32(2))) for f in functions], len(log))
+"""
+
+
+@pytest.mark.slow
+def test_what_a_pure_callback_reads_is_as_it_is_under_jit(
+    environment: Environment, tmp_path: Path
+) -> None:
+    """At each call; what only calculates is served."""
+    (tmp_path / "pure_callbacks.py").write_text(PURE_CALLBACKS)
+    plain = run((*PYTHON, "pure_callbacks.py"), environment, tmp_path)
+    assert len(set(plain.stdout.splitlines())) == 3
+    for _ in range(2):
+        served = run((*JAXD_RUN, "--report", "pure_callbacks.py"), environment, tmp_path)
+        assert served.stdout == plain.stdout
+        counts = counts_in(served.stderr)
+        assert (counts["calls"], counts["fell back"]) == (3, 30)
+
+
 DEVICES = """
 import jax
 import numpy as np

@@ -310,7 +310,9 @@ class ExecutableSource:
                 request.emit,
                 captured,
             )
-        lowered = replace(lowered, reads=unpacked.reads.recorded)
+        lowered = replace(
+            lowered, reads=unpacked.reads.recorded, host_state=callback_targets.host_state
+        )
         if self._building is not None:
             lowered = self._building.compiled_there(request, lowered)
         return self._finish(request, lowered, started)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol
 
-from jaxd_protocol.errors import Cancelled, PlaceRefused
+from jaxd_protocol.errors import Cancelled, LostUpdateError, PlaceRefused
 from jaxd_protocol.jit.static_args import dynamic
 from jaxd_protocol.messages.calls import FAILED, OK
 from jaxd_protocol.messages.data_locations import pack_leaf_spans
@@ -53,6 +53,12 @@ _LOG_BURST: Final = 100
 """So many failed calls of a principal are logged at once, and then one a second."""
 
 _MAX_REPLACED: Final = 8
+_STATE: Final = (
+    "a function that the program calls by pure_callback reads {}. On the server that would stay as "
+    "it is now, and jax.jit would see each change of it. Under `jaxd run` and `pytest --jaxd` such "
+    "a function runs in your process; make it a persistent function, whose key has what it reads, "
+    "or pass it as an argument."
+)
 """How often the function of one call may turn out to be another one: mostly, to read more."""
 
 
@@ -358,6 +364,8 @@ class Pipeline:
                 executable.key, executable.name, where, parameters
             )
         self._count_first_use(call.session, executable, made)
+        if call.is_first and executable.program.host_state:
+            raise LostUpdateError(_STATE.format(executable.program.host_state))
         if call.is_first and (made is None or made.verdict == "load"):
             call.is_first = False  # should it have to be made anew
             repeat_output(executable.output, call.emit)

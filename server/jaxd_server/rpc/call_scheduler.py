@@ -162,8 +162,8 @@ class CallScheduler:
         pipeline = self._worker_context.pipeline
         plan = pipeline.executables.plan(key, skeleton, self._session.device)
         known = None if plan is None else plan.executable
-        if flags & FIRST and known is not None and known.output:
-            return None, None  # it has events to send, as one that is built
+        if flags & FIRST and known is not None and (known.output or known.program.host_state):
+            return None, None  # it has events to send, as one that is built, or is refused
         warm = None if pipeline.admission.is_barred else known
         return None if flags & ~_RESULT_ONLY else plan, warm
 

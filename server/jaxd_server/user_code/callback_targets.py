@@ -119,6 +119,8 @@ class CallbackTargets:
 
     Attributes:
         ignored: the same.
+        host_state: what a function under `pure_callback` reads on the server which the client may
+            change, in words; None: nothing so far.
     """
 
     def __init__(
@@ -129,6 +131,7 @@ class CallbackTargets:
         ignored: tuple[str, ...] = (),
     ) -> None:
         self.ignored = ignored
+        self.host_state: str | None = None
         self._name = name
         self._targets = targets
         self._listed = listed

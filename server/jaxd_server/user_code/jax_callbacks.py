@@ -133,6 +133,7 @@ def _exchange_pure(callback_targets: CallbackTargets, callback: Any) -> Any:
     if isinstance(function, _LocalCallback):
         return callback
     guard = MutationGuard.of_callback(function, callback_targets.ignored)
+    callback_targets.host_state = callback_targets.host_state or guard.state()
     return type(callback)(_LocalCallback(function, guard), callback.in_tree)
 
 

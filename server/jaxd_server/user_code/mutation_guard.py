@@ -14,7 +14,14 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from operator import is_
-from types import CellType, CodeType, FunctionType, ModuleType, SimpleNamespace
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FunctionType,
+    ModuleType,
+    SimpleNamespace,
+)
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -23,6 +30,7 @@ import numpy as np
 from jaxd_protocol.errors import Busy, LostUpdateError, PackingError
 from jaxd_protocol.fingerprint import walk
 from jaxd_protocol.fingerprint.code.callbacks import names_in
+from jaxd_protocol.fingerprint.code.reads import facts_of
 from jaxd_protocol.fingerprint.walk import WalkResult
 from jaxd_protocol.jax_objects.installed_state import Change, InstalledState
 from jaxd_protocol.jax_objects.names import is_of_jax
@@ -34,6 +42,17 @@ from jaxd_server.user_code.hidden_state import HiddenStates
 
 _MISSING: Final = object()
 _PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
+_CODE: Final = (FunctionType, BuiltinFunctionType, ModuleType, type, np.ufunc)
+_CALCULATING: Final = frozenset(
+    {"builtins", "math", "cmath", "operator", "functools", "itertools", "numpy", "scipy"}
+    | {"jax", "jaxlib", "ml_dtypes"}
+)
+_STATEFUL: Final = frozenset(
+    {"open", "input", "eval", "exec", "__import__", "globals", "random", "load", "loadtxt"}
+    | {"genfromtxt", "fromfile", "memmap", "errstate", "geterr", "seterr", "devices"}
+)
+"""Names by which code that only uses these packages gets at files, the process and its state."""
+
 _COPY: Final = (
     "On the server that is a copy: yours would stay as it is. Return what is new, or do it outside "
     "of the function; what is only a cache, name in persistent_call(ignore=…). Under `jaxd run` "
@@ -54,6 +73,12 @@ class _AssignableSlot(NamedTuple):
         if isinstance(self.holder, dict):
             return self.holder.get(self.name, _MISSING)
         return _contents(self.holder)
+
+    @property
+    def words(self) -> str:
+        """What it is, for people."""
+        kind = "the global" if isinstance(self.holder, dict) else "the variable"
+        return f"{kind} {self.name!r}"
 
     def undo(self) -> None:
         """Puts back what was there."""
@@ -132,6 +157,20 @@ class MutationGuard:
         except PackingError:
             return NO_GUARD
 
+    def state(self) -> str | None:
+        """What code of the user's here reads that may be other for its client, or later; or None.
+
+        In words. That is all but functions, classes and modules that only calculate.
+        """
+        for place in self._places:
+            if place.before is not _MISSING and not _only_calculates(place.before):
+                return place.words
+        if self._held:
+            return self._words_for(self._held[0][0])
+        codes = [each.__code__ for each in self._functions if is_local_module(each.__module__)]
+        names = (name for code in codes for name in _names_of_state(code))
+        return next((f"what {name!r} gives" for name in names), None)
+
     def check(self) -> None:
         """Returns when nothing that can be assigned has changed; else all of it is as before.
 
@@ -180,8 +219,7 @@ class MutationGuard:
         places = (place for place in self._changed_places() if not self._is_kept_by_module(place))
         place = next(places, None)
         if place is not None:
-            kind = "the global" if isinstance(place.holder, dict) else "the variable"
-            return f"{kind} {place.name!r}"
+            return place.words
         holder, _ = next(self._changed_holders(), (None, None))
         if holder is None and hidden is not None:
             holder = hidden.changed()
@@ -250,6 +288,22 @@ def _assigns(code: CodeType, name: str) -> bool:
     mine = (each.argval for each in dis.get_instructions(code) if each.opname == "STORE_GLOBAL")
     inner = (each for each in code.co_consts if isinstance(each, CodeType))
     return name in mine or any(_assigns(each, name) for each in inner)
+
+
+def _only_calculates(value: Any) -> bool:
+    """Whether it is code of the user's, which is looked at itself, or of a library for numbers."""
+    if not isinstance(value, _CODE):
+        return False
+    home = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+    root = str(home or "numpy").partition(".")[0]  # ufuncs of older versions of numpy have none
+    return root in _CALCULATING or is_local_module(str(home))
+
+
+def _names_of_state(code: CodeType) -> Iterator[str]:
+    """The names in code by which it gets at the process, and the packages that it imports."""
+    yield from sorted(names_in(code) & _STATEFUL)
+    imported = (each.name.partition(".")[0] for each in facts_of(code).imports if not each.level)
+    yield from (root for root in imported if root not in _CALCULATING)
 
 
 def _contents(cell: CellType) -> Any:

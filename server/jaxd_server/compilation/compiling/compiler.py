@@ -100,6 +100,7 @@ class LoweredFunction:
         reads: what was read of the client's process, for this trace and before it.
         dependencies: the packages that it may have run in that process; None of one of this.
         elsewhere: the process that compiles it; None: this one.
+        host_state: see `Program`.
     """
 
     program: bytes
@@ -111,6 +112,7 @@ class LoweredFunction:
     reads: tuple[RecordedRead, ...] = ()
     dependencies: Dependencies | None = None
     elsewhere: Elsewhere | None = None
+    host_state: str | None = None
 
 
 def received(program: bytes, lowered: Any) -> LoweredFunction:
@@ -253,6 +255,7 @@ class Compiler:
             is_written=function.obstacle is None,
             calls_python=calls_python,
             calls_back=calls_python and has_effects(lowered),
+            host_state=function.host_state,
         )
 
     def show(

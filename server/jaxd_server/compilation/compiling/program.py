@@ -34,6 +34,8 @@ class Program:
         is_written: whether it can be written, to disk or to move it.
         calls_python: whether it calls Python while it runs.
         calls_back: whether it does so for an effect; such programs run one at a time.
+        host_state: what the Python that it calls reads here which its client may change, in words;
+            None: nothing.
         call: runs it.
         device_bytes: what it takes on the device.
         run_bytes: what a call takes of the machine's memory, where that is much; else 0.
@@ -51,6 +53,7 @@ class Program:
     is_written: bool = True
     calls_python: bool = False
     calls_back: bool = False
+    host_state: str | None = None
     call: Flat = field(init=False)
     device_bytes: int = field(init=False)
     run_bytes: int = field(init=False)
