@@ -364,11 +364,8 @@ class Pipeline:
                 executable.key, executable.name, where, parameters
             )
         self._count_first_use(call.session, executable, made)
-        if call.is_first and executable.program.host_state:
-            raise LostUpdateError(_STATE.format(executable.program.host_state))
-        if call.is_first and (made is None or made.verdict == "load"):
-            call.is_first = False  # should it have to be made anew
-            repeat_output(executable.output, call.emit)
+        if call.is_first:
+            _begin_first(call, executable, made)
         if call.warm_only:
             self.admission.release(call)
             report = self._report(executable, made)
@@ -572,6 +569,20 @@ class _BuildJob:
             call.session.principal,
             call.session.counts,
         )
+
+
+def _begin_first(call: Call, executable: Executable, made: BuildResult | None) -> None:
+    """Before a call runs at which `jax.jit` would trace: shows what the trace has put out.
+
+    Raises:
+        LostUpdateError: when functions that the program calls would not see, as they do under
+            `jax.jit`, what the client changes later.
+    """
+    if executable.program.host_state:
+        raise LostUpdateError(_STATE.format(executable.program.host_state))
+    if made is None or made.verdict == "load":
+        call.is_first = False  # should it have to be made anew
+        repeat_output(executable.output, call.emit)
 
 
 def _placed_leaves(call: Call, plan: Plan, executable: Executable) -> list[Any]:

