@@ -308,6 +308,39 @@ def test_what_a_pure_callback_reads_is_as_it_is_under_jit(
         assert (counts["calls"], counts["fell back"]) == (3, 30)
 
 
+TRACED_READS = """
+import os, random, threading, time
+import jax, numpy as np
+
+np.random.seed(0)
+random.seed(0)
+before, pid = time.time(), os.getpid()
+functions = [
+    lambda x: x + np.random.rand(),
+    lambda x: x + random.random(),
+    lambda x: x + (time.time() >= before),
+    lambda x: x + (os.getpid() == pid),
+    lambda x: x + (threading.current_thread() is threading.main_thread()),
+    lambda x: x + 1,
+]
+print([float(jax.jit(function)(np.float32(1))) for function in functions])
+"""
+
+
+@pytest.mark.slow
+def test_what_each_process_has_another_one_of_is_its_own(
+    environment: Environment, tmp_path: Path
+) -> None:
+    """Clocks, random states, the thread: read while a function is traced, as under `jax.jit`."""
+    (tmp_path / "traced_reads.py").write_text(TRACED_READS)
+    plain = run((*PYTHON, "traced_reads.py"), environment, tmp_path)
+    for _ in range(2):
+        served = run((*JAXD_RUN, "--report", "traced_reads.py"), environment, tmp_path)
+        assert served.stdout == plain.stdout
+        counts = counts_in(served.stderr)
+        assert (counts["calls"], counts["fell back"]) == (1, 5)
+
+
 DEVICES = """
 import jax
 import numpy as np

@@ -554,6 +554,8 @@ class SnapshotCache:
             that it reads pinned; None where each call looks whether it is as it was.
         known: runs calls whose program is loaded, as long as the function is as it was; None: each
             call goes the long way.
+        refuses_unrepeatable: whether a function that reads while it is traced what is not the same
+            the next time, such as a clock, is not walked to be sent.
         kinds: the hashes of the kinds of calls that there were, see `CallRequest.kind`; None: they
             are not told apart.
     """
@@ -570,6 +572,7 @@ class SnapshotCache:
         self.walk_s = 0.0
         self.jit_calls: JitCalls | None = None
         self.known: RunsCalls | None = None
+        self.refuses_unrepeatable = False
         self.kinds: set[int] | None = None
         self._function = function
         self._options = options
@@ -678,6 +681,13 @@ class SnapshotCache:
             self.walk_s = monotonic() - begun_s
         if before is not None and before.learned:
             self._reads[before.manifest.fingerprint] = before.learned
+        if self.refuses_unrepeatable and not found.is_repeatable:
+            note = found.walk_fingerprint.notes[0]
+            raise PackingError(
+                f"{note.path} reads {note.what} while it is traced ({note.where}), which each "
+                "process has another one of, and from a server all would get that of the first. "
+                "Pass it as an argument."
+            )
         reads = self._reads.get(found.manifest.fingerprint)
         if reads:
             found.record(reads)

@@ -8,6 +8,7 @@ is not traced again, but unpacked anew. `InstalledGuard` does the same for jax i
 
 from __future__ import annotations
 
+import functools
 import threading
 from argparse import Namespace
 from collections import deque
@@ -103,11 +104,13 @@ class MutationGuard:
     Attributes:
         ignored: the same.
         is_spoiled: whether something was changed that could not be made what it was.
+        is_own: whether what reaches the objects is code of the user's, and not a library's.
     """
 
     def __init__(self, objects: Iterable[Any] = (), ignored: Iterable[str] = ()) -> None:
         self.is_spoiled = False
         self.ignored = tuple(ignored)
+        self.is_own = True
         objects = list(objects)
         self._functions = [each for each in objects if isinstance(each, FunctionType)]
         self._places = [
@@ -153,19 +156,24 @@ class MutationGuard:
     def of_callback(cls, function: Any, ignored: Iterable[str] = ()) -> MutationGuard:
         """A snapshot of what a function that a program calls while it runs could change."""
         try:
-            return cls.of_walk(walk(function, "callback", ignore=tuple(ignored)), ignored)
+            made = cls.of_walk(walk(function, "callback", ignore=tuple(ignored)), ignored)
         except PackingError:
             return NO_GUARD
+        while isinstance(function, functools.partial):
+            function = function.func
+        made.is_own = is_local_module(str(getattr(function, "__module__", "")))
+        return made
 
     def state(self) -> str | None:
         """What code of the user's here reads that may be other for its client, or later; or None.
 
-        In words. That is all but functions, classes and modules that only calculate.
+        In words. That is all but functions, classes and modules that only calculate, and but what
+        a library's function has made for itself, such as the texts of `equinox.error_if`.
         """
         for place in self._places:
             if place.before is not _MISSING and not _only_calculates(place.before):
                 return place.words
-        if self._held:
+        if self._held and self.is_own:
             return self._words_for(self._held[0][0])
         codes = [each.__code__ for each in self._functions if is_local_module(each.__module__)]
         names = (name for code in codes for name in _names_of_state(code))

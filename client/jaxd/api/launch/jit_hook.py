@@ -21,7 +21,7 @@ from jaxd.api.decorator import CallOptions, bind, check_options
 from jaxd.api.function import FunctionBinding, PersistentFunction
 from jaxd.api.transforms import hide_frames
 from jaxd.dispatch.caller import Caller, CallerLookup, end_held_output
-from jaxd.dispatch.local_runs import FunctionRuns, former_runs, runs_locally
+from jaxd.dispatch.local_runs import former_runs, runs_locally
 from jaxd.interop.after_import import AfterImport
 from jaxd.interop.jax_runtime import is_staged
 from jaxd.interop.local_programs import UNKNOWN, JitCalls, calls_here
@@ -193,23 +193,27 @@ class HookedFunction(PersistentFunction[..., Any]):
                     return result
                 if self._runs is not None:
                     self._runs.calls += 1
-                    if self._is_new:
-                        self._is_new = False
-                        self._refuse_as_before(self._runs)
+                if self._is_new:
+                    self._is_new = False
+                    self._prepare()
             return super().__call__(*args, **kwargs)
         except BaseException as error:
             hide_frames(error)
             raise
 
-    def _refuse_as_before(self, runs: FunctionRuns) -> None:
-        """Has calls run here at once, where no server could answer them in a run before."""
+    def _prepare(self) -> None:
+        """Has calls run here at once, where no server could answer them in a run before.
+
+        And those of a function that reads while it is traced what each process has another one of:
+        a clock, a random state. From a server all would get the value of the first process.
+        """
         caller = self._binding.find_caller()
-        if caller is None:
+        if caller is None or not runs_locally(caller.session, self._binding.settings.fallback):
             return
-        reason = former_runs.refusal(runs, caller.session.settings.server)
-        if reason is None:
-            return
-        if runs_locally(caller.session, self._binding.settings.fallback):
+        self._binding.snapshots.refuses_unrepeatable = True
+        server = caller.session.settings.server
+        reason = None if self._runs is None else former_runs.refusal(self._runs, server)
+        if reason is not None:
             self._binding.snapshots.refusal = FunctionRefusal(reason)
 
     def _local_run(

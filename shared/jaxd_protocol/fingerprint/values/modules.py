@@ -293,6 +293,9 @@ _CLOCKS: Final = frozenset(
 )
 _RANDOM_OBJECTS: Final = frozenset({"Random", "SystemRandom", "seed"})
 _OS_STATE: Final = frozenset(["read", "readlink", "urandom", "getpid"])
+_THREAD_STATE: Final = frozenset(
+    ["current_thread", "get_ident", "get_native_id", "active_count", "enumerate"]
+)
 
 
 def impurity(module: str, name: str) -> str | None:
@@ -312,6 +315,8 @@ def impurity(module: str, name: str) -> str | None:
         return f"Python's global random state (random.{name})"
     if module in ("os", "posix") and name in _OS_STATE:
         return f"the operating system ({name})"
+    if module in ("threading", "_thread") and name in _THREAD_STATE:
+        return f"which thread it is ({name})"
     return None
 
 

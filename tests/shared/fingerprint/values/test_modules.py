@@ -62,6 +62,7 @@ def test_an_extension_counts_by_the_bytes_of_its_file(tmp_path: Path) -> None:
     ("module", "name", "what"),
     [
         ("time", "time", "the clock (time.time)"),
+        ("threading", "current_thread", "which thread it is (current_thread)"),
         ("time", "perf_counter_ns", "the clock"),
         ("datetime", "datetime.now", "the clock"),
         ("datetime", "date.today", "the clock"),
@@ -86,6 +87,7 @@ def test_what_no_key_can_hold_is_said(module: str, name: str, what: str) -> None
         *(("numpy.random", name) for name in ("default_rng", "Generator.normal", "")),
         *(("numpy", "sum"), ("numpy", "load"), ("builtins", "open"), ("builtins", "len")),
         *(("os", "environ"), ("posix", "listdir"), ("posixpath", "join"), ("mylib.time", "time")),
+        *(("threading", "Lock"), ("uuid", "uuid4")),
     ],
 )
 def test_what_depends_on_arguments_alone_is_nothing_to_say(module: str, name: str) -> None:
