@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 import jaxd
+from tests.documents.test_pages import riddles
 from tests.house import (
     PACKAGES,
     ROOT,
@@ -104,9 +105,13 @@ OPENS_BYTES = {
 NOT_LOADED_BY_IMPORT_JAXD = ("jax", "jaxlib", "numpy", "ml_dtypes", "rpyc", "cloudpickle")
 
 
-def files() -> dict[str, ast.Module]:
-    """Every source file of the three packages, parsed, by its path from the root."""
-    return {path.relative_to(ROOT).as_posix(): tree for path, tree in sources().items()}
+def files(with_text: str) -> dict[str, ast.Module]:
+    """Source files in which something fits the expression, parsed, by their paths from the root."""
+    return {
+        path.relative_to(ROOT).as_posix(): tree
+        for path, tree in sources().items()
+        if re.search(with_text, path.read_text())
+    }
 
 
 def package_of(path: str) -> str:
@@ -148,7 +153,7 @@ def test_jax_is_imported_at_import_time_only_where_the_table_says() -> None:
     """The host, the client and the protocol can be imported where jax is not installed."""
     found = [
         path
-        for path, tree in files().items()
+        for path, tree in files(IMPORTS_JAX).items()
         if {"jax", "jaxlib"} & set(imports(tree, only_at_import=True))
         and not allowed(path, JAX_AT_IMPORT)
     ]
@@ -159,7 +164,7 @@ def test_outside_the_server_jax_is_not_imported_inside_functions_either() -> Non
     """A client that calls the server stays a light process, whatever it calls."""
     found = [
         path
-        for path, tree in files().items()
+        for path, tree in files(IMPORTS_JAX).items()
         if package_of(path) != "jaxd_server"
         and {"jax", "jaxlib"} & (set(imports(tree)) - set(_type_checking_imports(tree)))
         and not allowed(path, JAX_INSIDE_FUNCTIONS)
@@ -179,7 +184,7 @@ def test_bytes_become_objects_only_where_the_table_says() -> None:
     opening |= {"eval", "exec", "Unpickler", "serialize_executable.deserialize_and_load"}
     found = {
         path
-        for path, tree in files().items()
+        for path, tree in files(OPENS).items()
         for node in ast.walk(tree)
         if isinstance(node, ast.Call | ast.ClassDef)
         for each in (node.bases if isinstance(node, ast.ClassDef) else [node.func])
@@ -188,6 +193,8 @@ def test_bytes_become_objects_only_where_the_table_says() -> None:
     assert found == set(OPENS_BYTES)
 
 
+IMPORTS_JAX = r"\b(?:import|from) +jax(?:lib)?\b"
+OPENS = r"\b(?:Unpickler|loads?|eval|exec|deserialize_and_load)\b"
 _OPENERS = ("pickle", "marshal", "cloudpickle", "dill", "shelve")
 
 
@@ -275,17 +282,30 @@ def _gaps(function: Any) -> list[str]:
     return gaps
 
 
+_DOCUMENTED = re.compile(r'^ *(?:async )?def test_[^\"]*?:\n\s+"""\w', re.MULTILINE | re.DOTALL)
+
+
 def test_every_test_has_a_docstring() -> None:
     """Each test has a docstring: the behaviour, in one sentence."""
     silent = [
-        f"{file.relative_to(ROOT)}::{node.name}"
+        f"{file.relative_to(ROOT)}::{name}"
         for file in sorted((ROOT / "tests").rglob("test_*.py"))
-        for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.name.startswith("test_")
-        and not ast.get_docstring(node)
+        for name in _silent_tests(file.read_text())
     ]
     assert silent == []
+
+
+def _silent_tests(text: str) -> Iterator[str]:
+    parts = re.split(r"^(?= *(?:async )?def test_)", text, flags=re.MULTILINE)[1:]
+    if all(map(_DOCUMENTED.match, parts)):  # many times faster than to parse it
+        return
+    for node in ast.walk(ast.parse(text)):
+        if (
+            isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            and node.name.startswith("test_")
+            and not ast.get_docstring(node)
+        ):
+            yield node.name
 
 
 def test_every_test_that_the_page_on_security_names_exists() -> None:
@@ -296,6 +316,20 @@ def test_every_test_that_the_page_on_security_names_exists() -> None:
     assert len(named) > 30
     for path, test in named:
         assert f"def {test}" in (ROOT / path).read_text(), path
+
+
+def test_no_message_and_no_help_has_a_phrase_that_readers_stopped_at() -> None:
+    """Whatever the product says is a text in its sources; docstrings are not said."""
+    texts = [text for tree in sources().values() for text in _texts(tree)]
+    assert len(texts) > 1000
+    assert riddles("\n".join(texts)) == {}
+
+
+def _texts(tree: ast.Module) -> Iterator[str]:
+    alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in alone:
+            yield node.value
 
 
 def test_the_map_in_architecture_md_is_that_of_the_tree() -> None:

@@ -234,7 +234,16 @@ def test_variants_must_compute_the_same(run: BenchmarkRun) -> None:
         run.agree("loss", 3.0)
 
 
-@pytest.mark.parametrize("name", ["scalar", "small", "transfer-1MB", "fetch-64MB"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "scalar",
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in ("small", "transfer-1MB", "fetch-64MB")
+        ),
+    ],
+)
 def test_the_peers_that_need_no_jax_run(run: BenchmarkRun, name: str) -> None:
     """Stock rpyc, raw sockets and bare interpreters give positive times."""
     (row,) = (row for row in ROWS if row.name == name)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Iterator
 from typing import Final
 
 import jaxd
-from tests import house
 from tests.documents.blocks import ROOT, blocks_of, pages
 
 RIDDLES: Final = {
@@ -63,24 +60,10 @@ def test_a_public_name_has_a_guide_and_its_docstring_is_in_the_reference() -> No
 def test_no_sentence_has_a_phrase_that_readers_stopped_at() -> None:
     """But for what a run has written there, in the words of its tests."""
     for page in (*pages(), *_BESIDE):
-        assert (page, _riddles(_WRITTEN_BY_A_RUN.sub("", _text(page)))) == (page, {})
+        assert (page, riddles(_WRITTEN_BY_A_RUN.sub("", _text(page)))) == (page, {})
 
 
-def test_no_message_and_no_help_has_such_a_phrase() -> None:
-    """Whatever the product says is a text in its sources; docstrings are not said."""
-    texts = [text for tree in house.sources().values() for text in _texts(tree)]
-    assert len(texts) > 1000
-    assert _riddles("\n".join(texts)) == {}
-
-
-def _texts(tree: ast.Module) -> Iterator[str]:
-    alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in alone:
-            yield node.value
-
-
-def _riddles(text: str) -> dict[str, str]:
+def riddles(text: str) -> dict[str, str]:
     """The phrases that are in a text, each with what to write instead."""
     found = [(m[0], instead) for r, instead in RIDDLES.items() for m in re.finditer(r, text)]
     return {re.sub(r"\s+", " ", phrase): instead for phrase, instead in found}

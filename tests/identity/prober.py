@@ -11,6 +11,7 @@ import gc
 import importlib
 import json
 import os
+import pkgutil
 import signal
 import sys
 import traceback
@@ -92,12 +93,15 @@ def _in_child_process(job: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     """Does the jobs on the standard input."""
     order = json.load(sys.stdin)
+    from jaxd_protocol import fingerprint
     from jaxd_protocol.packages.distributions import package_of
 
     for name in order["preload"]:
         importlib.import_module(name)
         package_of(name)  # which reads what is installed
-    _inspect_value(len, "len")  # loads what every walk needs
+    for module in pkgutil.walk_packages(fingerprint.__path__, f"{fingerprint.__name__}."):
+        importlib.import_module(module.name)  # else each child loads what its walks need
+    _inspect_value(len, "len")
     gc.collect()
     gc.freeze()  # else each child looks through all of it
     json.dump([_in_child_process(job) for job in order["jobs"]], sys.stdout)

@@ -267,11 +267,14 @@ def _pair(one: str, other: str) -> Edit:
 
 ROWS = [_pair(one, other) for one, other in PAIRS]
 
+PRELOAD = ["decimal", "fractions", "ipaddress", "pathlib", "uuid"]
+"""What each of the projects imports."""
+
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[ProbeResult, ProbeResult]]:
     """All rows, looked at from one interpreter."""
-    return probe_edits(tmp_path_factory.mktemp("values"), ROWS)
+    return probe_edits(tmp_path_factory.mktemp("values"), ROWS, *PRELOAD)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.says)

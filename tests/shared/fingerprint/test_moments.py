@@ -49,7 +49,10 @@ def classes(seed: int, count: int = 6) -> Any:
     return define(text)
 
 
-@pytest.mark.parametrize("seed", range(40))
+SEEDS = [*range(8), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 40))]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_classes_have_one_content_however_many_walks_have_seen_them(seed: int) -> None:
     """In whichever order; a server looks at them in another one."""
     made = classes(seed)
