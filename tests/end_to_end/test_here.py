@@ -248,16 +248,6 @@ def test_many_threads(client: Client) -> None:
         np.testing.assert_array_equal(result, X * np.float32(n))
 
 
-def test_clearing_drops_it(client: Client) -> None:
-    """The next call builds it anew, on the server."""
-    function = client.persistent_call(lambda x: x * 8)
-    settled(function, X)
-    function.clear()
-    with costs(client) as spent:
-        assert served(client, lambda: function(X)) == 1
-    assert spent["compiles"] == 1
-
-
 # keys --------------------------------------------------------------------------------------------
 
 FACTOR = 2.0
@@ -404,33 +394,6 @@ EDITS = [
 ]
 
 
-@pytest.mark.parametrize("edit", EDITS, ids=[edit.name for edit in EDITS])
-def test_an_edit_is_another_program(client: Client, edit: Edit) -> None:
-    """What runs here is what the function means now, at the very next call, and after it is undone.
-
-    Jitted anew for each comparison: jax itself would not see the change.
-    """
-
-    def expected() -> Any:
-        return jax.jit(lambda x: edit.function(x) + 0)(X)
-
-    edit.back()
-    function = client.persistent_call(edit.function)
-    try:
-        same(settled(function, X), expected())
-        assert served(client, lambda: function(X)) == 0
-        first = function.fingerprint if edit.name not in ("x64", "precision") else ""
-        edit.change()
-        assert served(client, lambda: same(function(X), expected())) == 1
-        same(settled(function, X), expected())
-        assert served(client, lambda: function(X)) == 0
-        assert not first or function.fingerprint != first
-    finally:
-        edit.back()
-    same(function(X), expected())
-    same(settled(function, X), expected())
-
-
 class Mode(enum.IntEnum):
     """To jax, members are integers; to jaxd they are static."""
 
@@ -572,20 +535,6 @@ def test_what_cannot_run_here_stays(
     assert reason in found
 
 
-def test_a_setting_that_counts_when_a_program_runs(client: Client) -> None:
-    """The server finds the first NaN; without the setting, calls go on running here."""
-    function = client.persistent_call(lambda x: x / x)
-    zeros = np.zeros(2, "f4")
-    settled(function, zeros)
-    with jax.debug_nans(True):
-        for _ in range(3):
-            with pytest.raises(FloatingPointError):
-                function(zeros)
-        assert served(client, lambda: [function(X + 1) for _ in range(3)]) == 3
-        assert "jax_debug_nans" in function.why(X + 1).place
-    assert served(client, lambda: function(zeros)) == 0
-
-
 def test_an_own_setting_of_the_function_counts(client: Client) -> None:
     """It is in the key, and so is none of the caller's."""
     function = client.persistent_call(lambda x: x + 1, config={"jax_enable_x64": True})
@@ -593,27 +542,6 @@ def test_an_own_setting_of_the_function_counts(client: Client) -> None:
     assert settled(function, wide).dtype == np.float64
     assert function(np.ones(3, "f4")).dtype == np.float32
     assert settled(function, wide).dtype == np.float64
-
-
-def test_a_call_that_jax_traces_is_in_its_program(client: Client) -> None:
-    """Derivatives, maps and jitted functions around it, before and after it is loaded."""
-    function = client.persistent_call(lambda x: (x**2).sum())
-    x = jnp.asarray(X)
-    for _ in range(3):
-        np.testing.assert_array_equal(jax.grad(function)(x), 2 * x)
-        np.testing.assert_array_equal(jax.jit(lambda v: function(v) + function(x))(x), 110)
-        np.testing.assert_array_equal(jax.vmap(function)(x), (x**2).sum(1))
-        function(x)
-
-
-def test_remote_and_submitted_calls(client: Client) -> None:
-    """They are for the server, and what they leave there is taken."""
-    function = client.persistent_call(lambda x: x * 9)
-    settled(function, X)
-    remote = function.remote(X)
-    assert isinstance(remote, RemoteArray)
-    np.testing.assert_array_equal(function.submit(X).result(), X * 9)
-    np.testing.assert_array_equal(function(remote), X * 81)
 
 
 @pytest.mark.slow
@@ -636,15 +564,6 @@ with jaxd.connect({live.unix!r}, place="here") as client:
 
 
 # it is jit ---------------------------------------------------------------------------------------
-
-
-def test_without_jit_the_python_runs_here(client: Client) -> None:
-    """Step by step, as under jax itself."""
-    function = client.persistent_call(lambda x: x * (1 if isinstance(x, jax.core.Tracer) else 10))
-    same(settled(function, X), jnp.asarray(X))
-    with jax.disable_jit():
-        same(function(jnp.asarray(X)), jnp.asarray(X * 10))
-    same(function(X), jnp.asarray(X))
 
 
 RETRACING = """
@@ -798,28 +717,6 @@ with jaxd.connect({live.unix!r}, place="auto") as client:
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, b"")
-
-
-@pytest.mark.slow
-def test_a_forked_child_uses_the_server(live: LiveServer) -> None:
-    """XLA's threads are not in it: what was loaded before would never return."""
-    program = """
-import os, warnings, jax, jaxd
-from jaxd.tracing import here
-here.LOAD_S = 0
-warnings.simplefilter("ignore")
-f = jaxd.persistent_call(lambda x: x * 17, results="jax")
-for _ in range(3): f(2.0)
-if not (child := os.fork()):
-    before = jaxd.statistics().calls
-    [f(2.0) for _ in range(2)]
-    place = f.why(2.0).place
-    os._exit(not (jaxd.statistics().calls - before == 2 and place.startswith("server: this")))
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), f(2.0), f.why(2.0).place[:5])
-"""
-    environment = live.environment | {"JAXD_PLACE": "here"}
-    done = run_client(program, environment=environment)
-    assert done.stdout.strip() == "0 34.0 here:", done.stderr
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import json
 import math
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -23,12 +23,14 @@ from jax.experimental.xla_metadata import set_xla_metadata
 
 from jaxd import Client, connect
 from jaxd.interop.local_programs import calls_here
+from jaxd.interop.remote_array import RemoteArray
 from jaxd.request.function_snapshot import package_changes
 from jaxd.request.known_calls import LEARN_AFTER, KnownCalls
 from jaxd.tracing import here
 from jaxd.tracing.here import HereCaller
 from tests.another_server import own_server_needed
-from tests.end_to_end.test_here import EDITS, Edit, Mode, same, served
+from tests.end_to_end.counting import costs
+from tests.end_to_end.test_here import EDITS, Edit, Mode, same, served, settled
 from tests.live_server import LiveServer, run_client
 
 X = np.arange(6, dtype="f4").reshape(2, 3)
@@ -73,27 +75,44 @@ def learned(function: Any, *args: Any, **kwargs: Any) -> Any:
     return result
 
 
+BOTH_WAYS: tuple[Callable[..., Any], ...] = settled, learned
+"""What brings a function to where its calls run here: with a look at the function, and without."""
+
 # what decides about a key ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("edit", EDITS, ids=[edit.name for edit in EDITS])
 def test_an_edit_counts_at_the_very_next_call(client: Client, edit: Edit) -> None:
-    """And what it was before, once it is undone."""
+    """What runs here is what the function means now, either way, and after it is undone.
+
+    Jitted anew for each comparison: jax itself would not see the change.
+    """
 
     def expected() -> Any:
         return jax.jit(lambda x: edit.function(x) + 0)(X)
 
     edit.back()
-    function = client.persistent_call(edit.function)
+    function, before = client.persistent_call(edit.function), expected()
     try:
-        same(learned(function, X), expected())
+        same(settled(function, X), before)
+        assert served(client, lambda: function(X)) == 0
+        first = function.fingerprint if edit.name not in ("x64", "precision") else ""
         edit.change()
-        same(function(X), expected())
-        same(learned(function, X), expected())
+        after = expected()
+        assert served(client, lambda: same(function(X), after)) == 1
+        same(settled(function, X), after)
+        assert served(client, lambda: function(X)) == 0
+        assert not first or function.fingerprint != first
+        edit.back()
+        same(function(X), before)
+        same(learned(function, X), before)
+        edit.change()
+        same(function(X), after)
+        same(learned(function, X), after)
     finally:
         edit.back()
-    same(function(X), expected())
-    same(learned(function, X), expected())
+    same(function(X), before)
+    same(learned(function, X), before)
 
 
 def _read_while_traced(x: Any) -> Any:
@@ -171,15 +190,18 @@ def test_a_context_of_another_thread_counts_there(
 
 
 def test_a_thread_that_looks_for_nans_has_them_found(client: Client) -> None:
-    """By the server, as on the long way."""
+    """By the server; without the setting, calls go on running here."""
     function = client.persistent_call(lambda x: x / x)
     zeros = np.zeros(2, "f4")
-    learned(function, zeros)
-    with jax.debug_nans(True):
-        with pytest.raises(FloatingPointError):
-            function(zeros)
-        assert served(client, lambda: function(zeros + 1)) == 1
-    assert served(client, lambda: function(zeros)) == 0
+    for ready in BOTH_WAYS:
+        ready(function, zeros)
+        with jax.debug_nans(True):
+            for _ in range(3):
+                with pytest.raises(FloatingPointError):
+                    function(zeros)
+            assert served(client, lambda: [function(X + 1) for _ in range(3)]) == 3
+            assert "jax_debug_nans" in function.why(X + 1).place
+        assert served(client, lambda: function(zeros)) == 0
 
 
 @pytest.mark.parametrize(
@@ -223,11 +245,14 @@ def test_installed_packages_count(client: Client, monkeypatch: pytest.MonkeyPatc
 
 
 def test_clearing_ends_it(client: Client) -> None:
-    """The next call builds it anew."""
+    """The next call builds it anew, on the server."""
     function = client.persistent_call(lambda x: x * 152)
-    learned(function, X)
-    function.clear()
-    assert served(client, lambda: function(X)) == 1
+    for ready in BOTH_WAYS:
+        ready(function, X)
+        function.clear()
+        with costs(client) as spent:
+            assert served(client, lambda: function(X)) == 1
+        assert spent["compiles"] == 1
 
 
 # which calls are of the same kind ----------------------------------------------------------------
@@ -306,23 +331,25 @@ def test_weak_types_and_results(client: Client) -> None:
 
 
 def test_without_jit_the_python_runs(client: Client) -> None:
-    """Step by step."""
+    """Step by step, as under jax itself."""
     function = client.persistent_call(lambda x: x * (1 if isinstance(x, jax.core.Tracer) else 10))
     x = jnp.asarray(X)
-    same(learned(function, x), x)
-    with jax.disable_jit():
-        same(function(x), x * 10)
+    for ready in BOTH_WAYS:
+        same(ready(function, x), x)
+        with jax.disable_jit():
+            same(function(x), x * 10)
     same(learned_again(function, x), x)
 
 
 def test_a_call_that_jax_traces_is_in_its_program(client: Client) -> None:
-    """With tracers, and with known values."""
+    """With tracers, and with known values; before and after the program is loaded."""
     function = client.persistent_call(lambda x: (x**2).sum())
     x = jnp.asarray(X)
-    learned(function, x)
-    np.testing.assert_array_equal(jax.grad(function)(x), 2 * x)
-    np.testing.assert_array_equal(jax.jit(lambda v: function(v) + function(x))(x), 110)
-    np.testing.assert_array_equal(jax.vmap(function)(x), (x**2).sum(1))
+    for ready in (lambda *_: None, *BOTH_WAYS):
+        ready(function, x)
+        np.testing.assert_array_equal(jax.grad(function)(x), 2 * x)
+        np.testing.assert_array_equal(jax.jit(lambda v: function(v) + function(x))(x), 110)
+        np.testing.assert_array_equal(jax.vmap(function)(x), (x**2).sum(1))
     assert "55" not in str(jax.make_jaxpr(lambda v: v + function(x))(x))
 
 
@@ -337,12 +364,15 @@ def test_checkify_sees_each_operation(client: Client) -> None:
 
 
 def test_results_that_are_asked_for_elsewhere(client: Client) -> None:
-    """As a numpy array, by a future, or left on the server."""
+    """As a numpy array, by a future, or left on the server, where a call takes them."""
     function = client.persistent_call(lambda x: x * 153)
-    learned(function, X)
-    np.testing.assert_array_equal(function.submit(X).result(), X * 153)
-    np.testing.assert_array_equal(function.remote(X), X * 153)
-    np.testing.assert_array_equal(function(function.remote(X)), X * 153 * 153)
+    for ready in BOTH_WAYS:
+        ready(function, X)
+        np.testing.assert_array_equal(function.submit(X).result(), X * 153)
+        remote = function.remote(X)
+        assert isinstance(remote, RemoteArray)
+        np.testing.assert_array_equal(remote, X * 153)
+        np.testing.assert_array_equal(function(remote), X * 153 * 153)
 
 
 def test_calls_are_counted(client: Client) -> None:
@@ -388,24 +418,27 @@ def test_many_threads(client: Client) -> None:
 
 @pytest.mark.slow
 def test_a_forked_child_uses_the_server(live: LiveServer) -> None:
-    """XLA's threads are not in it: what went the short way before would never return."""
+    """XLA's threads are not in it: what was loaded before would never return, either way."""
     program = """
 import json, os, warnings, jax, jaxd
 from jaxd.tracing import here
 here.LOAD_S = 0
 warnings.simplefilter("ignore")
-f = jaxd.persistent_call(lambda x: x * 155, results="jax")
-for _ in range(20): f(2.0)
-known = f._binding.snapshots.known is not None
+f, g = (jaxd.persistent_call(lambda x, by=by: x * by, results="jax") for by in (17, 155))
+for _ in range(3): f(2.0)
+for _ in range(20): g(2.0)
+known = [each._binding.snapshots.known is not None for each in (f, g)]
 if not (child := os.fork()):
     before = jaxd.statistics().calls
-    [f(2.0) for _ in range(2)]
-    os._exit(not (jaxd.statistics().calls - before == 2))
-print(json.dumps([known, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), float(f(2.0))]))
+    [each(2.0) for each in (f, f, g, g)]
+    place = f.why(2.0).place
+    os._exit(not (jaxd.statistics().calls - before == 4 and place.startswith("server: this")))
+ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+print(json.dumps([*known, ended, float(f(2.0)), float(g(2.0)), f.why(2.0).place[:5]]))
 """
     done = run_client(program, environment=live.environment | {"JAXD_PLACE": "here"})
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [True, 0, 310.0]
+    assert json.loads(done.stdout) == [False, True, 0, 34.0, 310.0, "here:"]
 
 
 # what jax takes for the same ----------------------------------------------------------------------

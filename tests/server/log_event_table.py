@@ -43,7 +43,10 @@ def emissions(folder: Path = SERVER) -> Iterator[Emission]:
 
 
 def _emissions_in(path: Path) -> Iterator[Emission]:
-    tree = ast.parse(path.read_text())
+    text = path.read_text()
+    if not any(emitter in text for emitter in _EMITTERS):
+        return
+    tree = ast.parse(text)
     tables = {
         node.target.id: node.value
         for node in tree.body
