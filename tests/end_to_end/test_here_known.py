@@ -345,8 +345,9 @@ def test_a_call_that_jax_traces_is_in_its_program(client: Client) -> None:
     """With tracers, and with known values; before and after the program is loaded."""
     function = client.persistent_call(lambda x: (x**2).sum())
     x = jnp.asarray(X)
-    for ready in (lambda *_: None, *BOTH_WAYS):
-        ready(function, x)
+    for ready in (None, *BOTH_WAYS):
+        if ready is not None:
+            ready(function, x)
         np.testing.assert_array_equal(jax.grad(function)(x), 2 * x)
         np.testing.assert_array_equal(jax.jit(lambda v: function(v) + function(x))(x), 110)
         np.testing.assert_array_equal(jax.vmap(function)(x), (x**2).sum(1))

@@ -138,7 +138,7 @@ print(f.why(x).verdict, float(f(x)[0]) > 26)
 @pytest.mark.parametrize("name", ["global", "array in place", "environment", "x64"])
 def test_an_edit_is_another_program(client: Client, plain: Client, name: str) -> None:
     """At the very next call, although the key is built in the background; also for others."""
-    edit = next(edit for edit in EDITS if edit.name == name)  # test_here has all of them
+    edit = next(edit for edit in EDITS if edit.name == name)  # test_here_known has all of them
 
     def expected() -> Any:
         return jax.jit(lambda x: edit.function(x) + 0)(X)
