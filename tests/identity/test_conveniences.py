@@ -209,65 +209,16 @@ def _is_installed(name: str) -> bool:
     return all(find_spec(each) is not None for each in wanted)
 
 
-def _mapping_rows() -> list[Edit]:
-    rows = []
-    for name in MAPPINGS:
-        text = PROJECTS[name][0]
-        rows += [
-            edit(
-                f"{name}: an item that is read",
-                text,
-                "rate=0.5",
-                "rate=0.75",
-                "step narrow item whole",
-                "deep",
-            ),
-            edit(
-                f"{name}: an item that few read",
-                text,
-                'name="first"',
-                'name="second"',
-                "whole",
-                "step narrow item deep has asks",
-            ),
-            edit(
-                f"{name}: an item further down",
-                text,
-                "width=8",
-                "width=9",
-                "deep whole",
-                "step narrow item",
-            ),
-            edit(
-                f"{name}: an unread item there",
-                text,
-                'note="a"',
-                'note="b"',
-                "whole",
-                "step narrow item deep",
-            ),
-            edit(
-                f"{name}: an item set later",
-                text,
-                "# end",
-                'cfg["rate"] = 3.0',
-                "step narrow item whole",
-                "deep has asks",
-            ),
-            edit(
-                f"{name}: an item that appears",
-                text,
-                "# end",
-                'cfg["late"] = 3.0',
-                "has asks whole",
-                "step narrow item deep",
-            ),
-        ]
-    return rows
-
-
+OF_MAPPINGS = [
+    ("an item that is read", "rate=0.5", "rate=0.75", "step narrow item whole", "deep"),
+    ("an item that few read", 'name="first"', 'name="second"', "whole", "step narrow item deep has asks"),
+    ("an item further down", "width=8", "width=9", "deep whole", "step narrow item"),
+    ("an unread item there", 'note="a"', 'note="b"', "whole", "step narrow item deep"),
+    ("an item set later", "# end", 'cfg["rate"] = 3.0', "step narrow item whole", "deep has asks"),
+    ("an item that appears", "# end", 'cfg["late"] = 3.0', "has asks whole", "step narrow item deep"),
+]  # fmt: skip
 ROWS = [
-    *_mapping_rows(),
+    *(edit(f"{name}: {says}", PROJECTS[name][0], *change) for name in MAPPINGS for says, *change in OF_MAPPINGS),
     edit("by method: what the method does", PROJECTS["by method"][0], "raise AttributeError(key)", "raise LookupError(key)", "step narrow deep whole item"),
     edit("own dict: a method of the class", PROJECTS["own dict"][0], "rate / 2", "rate / 3", "step narrow deep whole item"),
     edit("unsure: what is read with each", UNSURE, "scale=2.0", "scale=3.0", "by_item by_case by_wrapping by_number", "step"),
@@ -323,17 +274,25 @@ PRELOAD = [
         "jaxtyping",
         "munch",
         "pydantic",
+        "pydantic.main",
+        "pydantic.types",
         "typeguard",
     )
-    if find_spec(name) is not None
+    if find_spec(name.partition(".")[0]) is not None
 ]
 """Loaded once, ahead of all projects."""
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[ProbeResult, ProbeResult]]:
-    """All rows, looked at from one interpreter."""
-    return probe_edits(tmp_path_factory.mktemp("conveniences"), [*PLAIN, *ROWS], *PRELOAD)
+    """All rows, looked at from one interpreter; those of jaxtyping from one that has jax."""
+    found = {}
+    for of_jax in (False, True):
+        rows = [row for row in (*PLAIN, *ROWS) if row.says.startswith("jaxtyping") is of_jax]
+        preload = ["jax", "jax.numpy", *PRELOAD] if of_jax else PRELOAD
+        if rows:
+            found |= probe_edits(tmp_path_factory.mktemp("conveniences"), rows, *preload)
+    return found
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.says)
