@@ -16,7 +16,7 @@ import pytest
 
 from jaxd import Client, connect
 from jaxd_protocol.network.addresses import Address
-from tests.end_to_end.throttle import MBIT, Throttle
+from tests.end_to_end.throttle import MBIT, Throttle, far
 from tests.live_server import TOKEN, LiveServer, live_server
 from tests.server.staging import until
 
@@ -189,12 +189,7 @@ def slow(live: LiveServer) -> Iterator[Callable[[], Client]]:
     with Throttle(Address.parse(live.tcp).port, 400 * MBIT) as throttle, ExitStack() as clients:
 
         def make() -> Client:
-            client = clients.enter_context(connect(throttle.address, token=TOKEN))
-            sent_before = client.caller.session.values().deduplicator
-            assert sent_before is not None
-            sent_before()._policy._speeds.clear()
-            sent_before()._policy._speeds.append(0.0)
-            return client
+            return far(clients.enter_context(connect(throttle.address, token=TOKEN)))
 
         yield make
 

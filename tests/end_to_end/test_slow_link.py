@@ -15,7 +15,7 @@ import pytest
 from jaxd import Client, connect
 from jaxd_protocol.network.addresses import Address
 from tests.end_to_end.terminals import TerminalProcess
-from tests.end_to_end.throttle import MBIT, Throttle
+from tests.end_to_end.throttle import MBIT, Throttle, far
 from tests.live_server import TOKEN, LiveServer
 from tests.server.staging import until
 
@@ -36,15 +36,6 @@ def link(live: LiveServer) -> Iterator[Callable[..., Throttle]]:
     yield make
     for one in made:
         one.close()
-
-
-def far(client: Client) -> Client:
-    """A client that takes its server for one that is far away."""
-    sent_before = client.caller.session.values().deduplicator
-    assert sent_before is not None
-    sent_before()._policy._speeds.clear()
-    sent_before()._policy._speeds.append(0.0)
-    return client
 
 
 @pytest.mark.parametrize("wanted", [True, False])

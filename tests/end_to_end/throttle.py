@@ -12,6 +12,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Final
 
+from jaxd import Client
 from tests.end_to_end.passing_on import TcpForwarder, Way
 
 MBIT: Final = 125_000
@@ -117,3 +118,12 @@ def _wait_until(moment: float) -> None:
     left = moment - time.monotonic()
     if left > 0:
         time.sleep(left)
+
+
+def far(client: Client) -> Client:
+    """A client that takes its server for one that is far away."""
+    sent_before = client.caller.session.values().deduplicator
+    assert sent_before is not None
+    sent_before()._policy._speeds.clear()
+    sent_before()._policy._speeds.append(0.0)
+    return client

@@ -11,10 +11,13 @@ import gc
 import importlib
 import json
 import os
+import pickle
 import pkgutil
 import signal
 import sys
 import traceback
+from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -70,24 +73,25 @@ def run_job(job: dict[str, Any]) -> dict[str, Any]:
     return inspect_values(steps["main"], job["names"])
 
 
-def _in_child_process(job: dict[str, Any]) -> dict[str, Any]:
+def in_child_process(task: Callable[[], Any]) -> Any:
+    """What the task returns in a process that is thrown away; of a crash, what is told of it."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         signal.alarm(TIMEOUT_S)
         os.close(reading)
         try:
-            found = run_job(job)
-        except BaseException:  # noqa: BLE001  the parent tells what it was
-            found = {"": {"crash": traceback.format_exc()}}
-        with open(writing, "w", encoding="utf-8") as pipe:
-            json.dump(found, pipe)
+            found = task()
+        except BaseException:  # noqa: BLE001  the test that asked fails with it
+            found = {"": f"crashed: {traceback.format_exc()}"}
+        with open(writing, "wb") as pipe:
+            pickle.dump(found, pipe)
         os._exit(0)
     os.close(writing)
-    with open(reading, encoding="utf-8") as pipe:
-        text = pipe.read()
+    with open(reading, "rb") as pipe:
+        data = pipe.read()
     _, status = os.waitpid(child, 0)
-    return json.loads(text) if text else {"": {"crash": f"the child ended with {status}"}}
+    return pickle.loads(data) if data else {"": f"crashed: the child ended with {status}"}
 
 
 def main() -> None:
@@ -104,7 +108,7 @@ def main() -> None:
     _inspect_value(len, "len")
     gc.collect()
     gc.freeze()  # else each child looks through all of it
-    json.dump([_in_child_process(job) for job in order["jobs"]], sys.stdout)
+    json.dump([in_child_process(partial(run_job, job)) for job in order["jobs"]], sys.stdout)
 
 
 if __name__ == "__main__":

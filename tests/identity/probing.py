@@ -45,7 +45,7 @@ class ProbeResult:
     seen: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> dict[str, Any]:
-        crashed = self.seen.get("", {}).get("crash")
+        crashed = self.seen.get("")
         assert crashed is None, crashed
         assert "crash" not in self.seen[name], self.seen[name]["crash"]
         return self.seen[name]

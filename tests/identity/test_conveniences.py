@@ -286,7 +286,7 @@ PRELOAD = [
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[ProbeResult, ProbeResult]]:
     """All rows, looked at from one interpreter; those of jaxtyping from one that has jax."""
-    found = {}
+    found: dict[str, tuple[ProbeResult, ProbeResult]] = {}
     for of_jax in (False, True):
         rows = [row for row in (*PLAIN, *ROWS) if row.says.startswith("jaxtyping") is of_jax]
         preload = ["jax", "jax.numpy", *PRELOAD] if of_jax else PRELOAD

@@ -10,21 +10,17 @@ import importlib
 import json
 import os
 import pickle
-import signal
 import sys
 import traceback
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-TIMEOUT_S = 40
+from tests.identity.prober import in_child_process, load
 
 
 def pack(job: dict[str, Any]) -> dict[str, Any]:
     """Imports a project and packs what it is asked for: what its client would tell a server."""
-    from tests.identity.prober import load
-
     os.chdir(job["folder"])
     sys.path[:0] = [job["folder"], *job["path"]]
     sys.argv = ["main.py"]
@@ -84,27 +80,6 @@ def _received(name: str, packed: Any) -> str:
     if any(kind == "installed" for kind, _ in names):  # the server says so to the client
         return f"refused there: {names[0][1]}"
     return f"differs: {[(here.get(key), now.get(key)) for key in names]}"
-
-
-def in_child_process(task: Callable[[], Any]) -> Any:
-    """What the task returns in a process that is thrown away."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        signal.alarm(TIMEOUT_S)
-        os.close(reading)
-        try:
-            found = task()
-        except BaseException:  # noqa: BLE001  the test that asked fails with it
-            found = {"": f"crashed: {traceback.format_exc()}"}
-        with open(writing, "wb") as pipe:
-            pickle.dump(found, pipe)
-        os._exit(0)
-    os.close(writing)
-    with open(reading, "rb") as pipe:
-        data = pipe.read()
-    _, status = os.waitpid(child, 0)
-    return pickle.loads(data) if data else {"": f"crashed: the child ended with {status}"}
 
 
 def main(what: str, payload: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from jaxd_protocol.errors import RemoteError
 from jaxd_protocol.wire import BulkConnection, BulkStream, Frame
+from jaxd_protocol.wire.frames import FrameReader
 from tests.certificates import tls_streams
 
 Sent = tuple[bytes, tuple[bytes, ...]]
@@ -118,3 +119,19 @@ class DispatchingConnection(BulkConnection):
     def on_reply(self, seq: int, value: Any, failed: bool, frame: Frame) -> None:
         """The peer answers our request `seq`."""
         raise NotImplementedError
+
+
+def frames_of(reader: FrameReader) -> Iterator[Frame]:
+    """Every frame up to the end of the stream; an interrupted reading is taken up again."""
+    last = None
+    while True:
+        try:
+            frame = reader.peek()
+            if frame is not last:  # else `advance` was interrupted
+                yield frame
+            last = frame
+            reader.advance()
+        except KeyboardInterrupt:
+            continue
+        except EOFError:
+            return

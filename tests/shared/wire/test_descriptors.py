@@ -18,6 +18,7 @@ from tests.shared.wire.by_hand import (
     count_open,
     file_of,
     frame_bytes,
+    frames_of,
     open_files,
     send_with,
     streams,
@@ -58,22 +59,6 @@ def pair() -> Iterator[tuple[BulkStream, BulkStream]]:
 
 def seen(frame: Frame) -> Seen:
     return bytes(frame), tuple(map(bytes, frame.buffers)), list(map(file_of, frame.descriptors))
-
-
-def read_all(reader: FrameReader) -> Iterator[Frame]:
-    """Every frame up to the end of the stream; an interrupted reading is taken up again."""
-    last = None
-    while True:
-        try:
-            frame = reader.peek()
-            if frame is not last:  # else `advance` was interrupted
-                yield frame
-            last = frame
-            reader.advance()
-        except KeyboardInterrupt:
-            continue
-        except EOFError:
-            return
 
 
 Sending = tuple[bytes, tuple[bytes, ...], int]
@@ -119,7 +104,7 @@ def test_descriptors_come_with_their_message_however_its_bytes_arrive(
             LIMIT,
             arrivals=ours.arrivals,
         )
-        assert list(map(seen, read_all(reader))) == sent
+        assert list(map(seen, frames_of(reader))) == sent
 
 
 @pytest.mark.parametrize("step", [40, 1 << 16])
@@ -142,7 +127,7 @@ def test_a_reader_that_is_interrupted_anywhere_loses_no_descriptor(
                     arrivals=ours.arrivals,
                 )
                 with Interrupt(n, frames, stream) as interrupt:
-                    arrived = list(read_all(reader))
+                    arrived = list(frames_of(reader))
                 assert list(map(seen, arrived)) == sent, n
             del ours, theirs, reader, receive, arrived
             if n % 3 == 0 or not interrupt.fired:

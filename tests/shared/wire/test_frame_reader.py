@@ -20,7 +20,7 @@ from jaxd_protocol.wire.frames import (
     too_many,
     too_many_descriptors,
 )
-from tests.shared.wire.by_hand import Sent, arriving, frame_bytes, streams
+from tests.shared.wire.by_hand import Sent, arriving, frame_bytes, frames_of, streams
 from tests.shared.wire.interrupt import Interrupt
 
 PLACES = 4000  # about as many opcodes as reading the larger frames takes
@@ -38,19 +38,8 @@ def received(frame: Frame) -> Sent:
 
 
 def read_all(reader: FrameReader) -> Iterator[Sent]:
-    """Every frame up to the end of the stream; an interrupted reading is taken up again."""
-    last = None
-    while True:
-        try:
-            frame = reader.peek()
-            if frame is not last:  # else `advance` was interrupted
-                yield received(frame)
-            last = frame
-            reader.advance()
-        except KeyboardInterrupt:
-            continue
-        except EOFError:
-            return
+    """Every frame up to the end of the stream."""
+    return map(received, frames_of(reader))
 
 
 def numbered(sizes: list[int]) -> tuple[bytes, ...]:
