@@ -141,10 +141,3 @@ def test_another_value_in_the_closure_is_another_function(client: Client) -> Non
         return client.persistent_call(lambda x: x * scale, extra_key="closure")
 
     assert [float(make(scale)(1.0)) for scale in (2.0, 3.0, 2.0)] == [2.0, 3.0, 2.0]
-
-
-def _statistics(live: LiveServer) -> Any:
-    from jaxd import connect
-
-    with connect(live.unix) as client:
-        return client.statistics()

@@ -35,8 +35,17 @@ def outcome(function: Callable[..., Any], row: Any) -> Any:
     return nnx_mutations.described(given, results)
 
 
+ROWS = [
+    pytest.param(
+        row, id=str(row), marks=pytest.mark.slow if row.does is nnx_mutations.train else ()
+    )
+    for row in nnx_mutations.ROWS
+]
+"""A whole step of a training takes seconds."""
+
+
 @pytest.mark.filterwarnings("ignore")  # flax's own, of what it is about to take away
-@pytest.mark.parametrize("row", nnx_mutations.ROWS, ids=str)
+@pytest.mark.parametrize("row", ROWS)
 def test_a_call_leaves_what_nnx_jit_leaves(client: Client, row: Any) -> None:
     """Values, attributes, types, shared objects, and which results are arguments."""
     assert outcome(client.persistent_call(row.does), row) == outcome(nnx.jit(row.does), row)

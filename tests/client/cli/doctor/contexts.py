@@ -8,8 +8,6 @@ from pathlib import Path
 
 from jaxd.cli.doctor.context import DoctorContext
 
-SMI = "nvidia-smi"
-
 
 @dataclass(frozen=True)
 class FakeContext(DoctorContext):
