@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.another_server import own_server_needed
+from tests.end_to_end.unchanged import JAXD_RUN, run
 from tests.live_server import LiveServer
 
 PROGRAM = """
@@ -147,3 +148,42 @@ def test_what_is_finalized_at_exit_still_is(live: LiveServer, tmp_path: Path) ->
     assert (tmp_path / "file").read_text() == "written"
     assert live.run(AT_EXIT, "an object").stdout == "False\nfinalized\n"
     assert live.run(AT_EXIT, "a generator").stdout == "False\nclosed\n"
+
+
+RUN_AT_EXIT = """
+import atexit, gc, sys
+
+atexit.register(lambda: print(gc.get_freeze_count() > 1000, flush=True))  # runs as the last one
+
+import jax.numpy as jnp
+
+class Holder:
+    pass
+
+def stream():
+    try:
+        yield
+    finally:
+        print("closed", flush=True)
+
+def leave_a_cycle():
+    held = Holder()
+    held.itself, held.array, held.stream = held, jnp.ones(3), stream()
+    if "begun" in sys.argv:
+        next(held.stream)
+
+gc.disable()
+leave_a_cycle()
+"""
+
+
+@pytest.mark.slow
+def test_a_program_of_jax_exits_without_a_search_for_garbage(
+    live: LiveServer, tmp_path: Path
+) -> None:
+    """It would take a tenth of a short program, and find nothing but what has no finalizer."""
+    environment = live.environment | {"XDG_CACHE_HOME": str(tmp_path)}
+    (tmp_path / "program.py").write_text(RUN_AT_EXIT)
+    assert run((*JAXD_RUN, "program.py"), environment, tmp_path).stdout == "True\n"
+    begun = run((*JAXD_RUN, "program.py", "begun"), environment, tmp_path)
+    assert begun.stdout == "False\nclosed\n"

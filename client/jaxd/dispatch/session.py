@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from importlib.machinery import ExtensionFileLoader
+from types import GeneratorType
 from typing import TYPE_CHECKING, Any, Final
 
 from jaxd.connection.settings import RecoverySettings, Settings
@@ -401,7 +402,7 @@ class Session:
         self.id = session
         if not self._notifies_exit:
             self._notifies_exit = True
-            _skip_last_collections_at_exit()
+            skip_last_collections_at_exit()
             atexit.register(_notify_exit, weakref.ref(self))
         of = self.settings
         kept = RecoverySettings(of.snapshot_s, of.snapshot_bytes, of.lineage_s)
@@ -485,23 +486,27 @@ def _notify_exit(of: weakref.ref[Session]) -> None:
 
 
 @functools.cache
-def _skip_last_collections_at_exit() -> None:
-    """Registers it once, to be called after what is registered from now on."""
+def skip_last_collections_at_exit() -> None:
+    """Spares this process two searches for cycles of garbage, when it exits.
+
+    They take 20 ms in a process that has imported numpy, and 0.2 s in one that has imported jax.
+    Their use is that finalizers run, so they stay where there may be one: a file that is written
+    to, an object with `__del__`, a generator that is suspended, packages with native code of which
+    nothing is known. It is decided after all that is registered with `atexit` from now on.
+    """
     atexit.register(_skip_last_collections)
 
 
 def _skip_last_collections() -> None:
-    """Spares this process two searches for cycles of garbage, when it exits.
-
-    They take 20 ms in a process that has imported numpy. Their use is that finalizers run, so they
-    stay where there may be one: a file that is written to, an object with `__del__`, a generator
-    that is suspended, packages with native code of which nothing is known.
-    """
     objects = gc.get_objects()
     kinds = set(map(type, objects))
     files = {kind for kind in kinds if io.IOBase.__base__ in kind.__mro__}
     if any([_is_written(each) for each in objects if type(each) in files]):  # noqa: C419  faster
         return
+    if GeneratorType in kinds:  # jax keeps one that is never begun
+        if any([each.gi_suspended for each in objects if type(each) is GeneratorType]):  # noqa: C419
+            return
+        kinds.discard(GeneratorType)
     native = {
         name.partition(".")[0]
         for name, module in list(sys.modules.items())
@@ -512,10 +517,16 @@ def _skip_last_collections() -> None:
         gc.freeze()
 
 
-_HARMLESS: Final = frozenset({"_io", "jaxd", "jaxd_protocol", "plumbum", "rpyc", "socket"})
+_HARMLESS: Final = frozenset(
+    {"_io", "jaxd", "jaxd_protocol", "jaxlib", "plumbum", "rpyc", "socket"}
+)
 """Where classes come from whose finalizers do nothing that the end of the process does not do."""
 
-_WITHOUT_FINALIZERS: Final = frozenset({"jaxlib", "ml_dtypes", "numpy", "scipy"})
+_WITHOUT_FINALIZERS: Final = frozenset(
+    {"PIL", "charset_normalizer", "contourpy", "jaxlib", "kiwisolver", "matplotlib", "ml_dtypes"}
+    | {"msgpack", "numpy", "optree", "pandas", "scipy", "sklearn", "yaml"}
+    | {"_csparsetools", "_cyutility"}  # of scipy
+)
 """Packages with native code in which nothing is finalized."""
 
 

@@ -16,7 +16,7 @@ from jaxd.api.launch.summary import Summary, leave, left_for
 from jaxd.connection.settings import Settings
 from jaxd.dispatch.caller import default_callers
 from jaxd.dispatch.local_runs import former_runs
-from jaxd.dispatch.session import Session
+from jaxd.dispatch.session import Session, skip_last_collections_at_exit
 from jaxd.interop.after_import import AfterImport
 from jaxd.interop.jax_runtime import loaded_jax
 from jaxd.interop.local_programs import calls_here
@@ -63,6 +63,7 @@ class HookedProcess:
             sys.meta_path.insert(0, AfterImport({"jax"}, lambda _: use_eager_cache()))
         self.hook.install()
         reset_after_fork(self)
+        skip_last_collections_at_exit()
         atexit.register(self.write_refusals)
         if self._main:
             atexit.register(self._at_exit)
