@@ -10,17 +10,33 @@ from __future__ import annotations
 import importlib
 import sys
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxd_protocol.packages.installed import is_local_module
 
 _missing = object()
+
+
+class _IndexedModule(NamedTuple):
+    """What a module had when it was looked at.
+
+    Attributes:
+        name: of the module.
+        ids: of its objects, in its own order.
+        names: of the objects, by id; the first of each.
+    """
+
+    name: str
+    ids: tuple[int, ...]
+    names: dict[int, str]
+
+
 # Where an object was found, by its id. A hint: each use looks there again, so a stale entry is
 # harmless. Only objects that a module holds get in, so the table does not grow with calls.
 _known_names: dict[int, tuple[str, str]] = {}
-# For each package, how many modules there were when it was indexed, and the places of its objects
-# by id.
-_indexes: dict[str, tuple[int, dict[int, tuple[str, str]]]] = {}
+# For each package, how many modules there were when it was indexed, and its modules, public ones
+# first.
+_indexes: dict[str, tuple[int, list[_IndexedModule]]] = {}
 
 
 def importable_name(value: Any) -> tuple[str, str] | None:
@@ -43,8 +59,12 @@ def name_within(package: str, value: Any) -> tuple[str, str] | None:
 
     For objects without a `__qualname__`. The first call indexes all modules of the package.
     """
-    found = _index(package).get(id(value))
-    return found if found is not None and _look_up(*found) is value else None
+    sought = id(value)
+    for module in _index(package):
+        name = module.names.get(sought)
+        if name is not None:
+            return (module.name, name) if _look_up(module.name, name) is value else None
+    return None
 
 
 def find_object(module: str, name: str) -> Any:
@@ -103,20 +123,28 @@ def _look_up(module: str, name: str) -> Any:
     return found
 
 
-def _index(package: str) -> dict[int, tuple[str, str]]:
-    known = _indexes.get(package)
-    if known is None or known[0] != len(sys.modules):
-        known = _indexes[package] = len(sys.modules), _locations(package)
-    return known[1]
+def _index(package: str) -> list[_IndexedModule]:
+    count, known = _indexes.get(package, (0, []))
+    if count != len(sys.modules):
+        count = len(sys.modules)
+        known = _indexed(package, {module.name: module for module in known})
+        _indexes[package] = count, known
+    return known
 
 
-def _locations(package: str) -> dict[int, tuple[str, str]]:
+def _indexed(package: str, known: dict[str, _IndexedModule]) -> list[_IndexedModule]:
+    """The modules of a package; those that have what they had are not indexed again."""
     prefix = package + "."
     names = [name for name in sys.modules.copy() if name == package or name.startswith(prefix)]
-    places: dict[int, tuple[str, str]] = {}
+    found = []
     for name in sorted(names, key=lambda name: ("._" in name, name.count("."), name)):
         module = sys.modules.get(name)
         if isinstance(module, ModuleType):
-            for attribute, value in list(vars(module).items()):
-                places.setdefault(id(value), (name, attribute))
-    return places
+            before = known.get(name)
+            if before is None or before.ids != tuple(map(id, vars(module).values())):
+                content = vars(module).copy()
+                ids = tuple(map(id, content.values()))
+                by_id = dict(zip(reversed(ids), reversed(content), strict=True))
+                before = _IndexedModule(name, ids, by_id)
+            found.append(before)
+    return found
