@@ -524,8 +524,9 @@ _HARMLESS: Final = frozenset(
 
 _WITHOUT_FINALIZERS: Final = frozenset(
     {"PIL", "charset_normalizer", "contourpy", "jaxlib", "kiwisolver", "matplotlib", "ml_dtypes"}
-    | {"msgpack", "numpy", "optree", "pandas", "scipy", "sklearn", "yaml"}
-    | {"_csparsetools", "_cyutility"}  # of scipy
+    | {"msgpack", "numpy", "optree", "pandas", "psutil", "scipy", "sklearn", "tree", "wcwidth"}
+    | {"wrapt", "yaml"}
+    | {"_csparsetools", "_cyutility", "_moduleTNC", "_ni_label"}  # of scipy
 )
 """Packages with native code in which nothing is finalized."""
 
