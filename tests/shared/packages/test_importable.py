@@ -80,6 +80,20 @@ def test_a_module_that_was_loaded_later_is_looked_at_too(monkeypatch: pytest.Mon
     assert name_within("later", thing) == ("later", "thing")
 
 
+def test_what_takes_the_place_of_another_object_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module that has changed is looked at again when there are more modules."""
+    before, after, twice = object(), object(), object()
+    module = ModuleType("changed")
+    module.thing, module.first, module.second = before, twice, twice  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "changed", module)
+    assert name_within("changed", before) == ("changed", "thing")
+    assert name_within("changed", twice) == ("changed", "first")
+    module.thing = after  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "changed.more", ModuleType("changed.more"))
+    assert name_within("changed", after) == ("changed", "thing")
+    assert name_within("changed", before) is None
+
+
 def test_a_name_that_the_server_has_not_is_an_import_error_with_a_way_out() -> None:
     """The server may have another version of the package."""
     with pytest.raises(ImportError, match=r"the server's json has no missing.*on the server"):
