@@ -10,7 +10,8 @@ from typing import Any
 from tests.corpus.running import HASH_SEEDS
 
 _CLOSE = 1e-4
-_ADDRESS = re.compile(r"0x[0-9a-f]+|/tmp/jaxd-\w+/\w+")
+_VARIES = re.compile(r"0x[0-9a-f]+|/tmp/jaxd-\w+/\w+|(?<=\bin )\d+\.\d+(?= s)")
+"""What is new in each process: addresses, folders of a run, and times such as `in 0.02 sec`."""
 
 Run = Mapping[str, Any]
 
@@ -238,7 +239,7 @@ def output_agreement(runs: Mapping[str, Run], run: Run) -> dict[str, Any]:
 
 def lines_of(run: Run) -> list[str]:
     """What it printed, without what is new in each process."""
-    return [_ADDRESS.sub("", line).rstrip() for line in run["stdout"].splitlines()]
+    return [_VARIES.sub("", line).rstrip() for line in run["stdout"].splitlines()]
 
 
 def last_line(text: str) -> str:

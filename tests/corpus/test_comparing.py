@@ -119,6 +119,18 @@ def test_printed_lines_count_where_plain_jax_prints_them_twice() -> None:
     assert (found["lines"], found["missing"], found["example"]) == (1, 1, "loss 1.5")
 
 
+def test_a_time_in_a_line_is_not_compared() -> None:
+    """Plain jax may take equally long twice; the rest of the line counts."""
+    five = runs(
+        plain=run(stdout="epoch 1 in 0.03 sec: 0.9\n"),
+        plain_again=run(stdout="epoch 1 in 0.03 sec: 0.9\n"),
+        cold=run(stdout="epoch 1 in 0.05 sec: 0.9\n"),
+        warm=run(stdout="epoch 1 in 0.03 sec: 0.8\n"),
+    )
+    assert output_agreement(five, five["cold"])["missing"] == 0
+    assert output_agreement(five, five["warm"])["missing"] == 1
+
+
 def test_the_line_that_says_what_went_wrong() -> None:
     """The last one of a traceback that names an error."""
     text = "Traceback (most recent call last):\n  File x\nValueError: no\nsome log line\n"
