@@ -503,3 +503,46 @@ def test_one_object_in_two_arguments_that_nothing_is_asked_of(client: Client) ->
     checked(asks_nothing(X, rule, rule), X * 4)
     of_names = client.persistent_call(by_both, static_argnums=static, fallback="error")
     checked(of_names(X, FAST, FAST), X * 2)
+
+
+MAKING: dict[int, Any] = {}
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Layer:
+    """Is in a table while it is being made, as those of a library that freezes them afterwards."""
+
+    weight: Any
+
+    def __new__(cls, *args: Any, **more: Any) -> Self:
+        made = super().__new__(cls)
+        MAKING[id(made)] = made
+        return made
+
+    def __post_init__(self) -> None:
+        del MAKING[id(self)]
+
+    def __call__(self, x: Any) -> Any:
+        assert id(self) not in MAKING
+        return x * self.weight
+
+
+SCALE = Layer(3.0)
+
+
+def trained(layer: Layer, x: Any) -> Any:
+    return Layer(layer.weight + layer(x).sum() + SCALE(1.0)), len(MAKING)
+
+
+def test_objects_that_are_made_again_are_not_being_made(client: Client) -> None:
+    """Neither here nor there: a second call finds the table as the first did, and as under jax."""
+    step = client.persistent_call(trained)
+    expected = layer = Layer(jnp.float32(2.0))
+    for _ in range(2):
+        layer, count = step(layer, X)
+        expected, wanted = jax.jit(trained)(expected, X)
+        assert (float(layer.weight), int(count)) == (float(expected.weight), int(wanted))
+        assert type(layer) is Layer
+        assert not MAKING
+    assert step.why(layer, X).verdict == "hit"

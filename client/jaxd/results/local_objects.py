@@ -348,7 +348,7 @@ class LocalObjects:
             from jaxd_protocol.jit.nnx_objects import received_parts
 
             return received_parts(cls, state)
-        return restore_instance(cls, state, is_own=is_own)
+        return restore_instance(cls, state, by_new=is_own and _has_to_run_new(cls))
 
     def unflattener(self, cls: type) -> Callable[[Any, list[Any]], Any]:
         """What this process has registered with jax to make instances of a class.
@@ -564,6 +564,15 @@ def _is_calling_container(cls: type) -> bool:
 def _is_function_of_jax(cls: type) -> bool:
     """Whether instances of a class of jax are called, as what `jax.vjp` returns."""
     return cls.__module__.partition(".")[0] == "jax" and _is_calling_container(cls)
+
+
+def _has_to_run_new(cls: Any) -> bool:
+    """Whether `__new__` of a class may give another object than a new one."""
+    if type(cls.__new__) is not FunctionType:
+        return True
+    from jaxd_protocol.fingerprint.values.reductions import makes_new_objects  # few have one
+
+    return not makes_new_objects(cls)
 
 
 def _is_installed(cls: type) -> bool:

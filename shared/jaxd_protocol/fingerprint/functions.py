@@ -74,6 +74,14 @@ def emit_function(walk: Walk, function: FunctionType) -> None:
 
 
 def _local_function(walk: Walk, function: FunctionType) -> None:
+    view, walk.process_view = walk.process_view, walk.process_view.of_code(function.__globals__)
+    try:
+        _content(walk, function)
+    finally:
+        walk.process_view = view
+
+
+def _content(walk: Walk, function: FunctionType) -> None:
     code = function.__code__
     facts = facts_of(code)
     walk.where = source_location(code)

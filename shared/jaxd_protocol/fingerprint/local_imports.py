@@ -39,17 +39,17 @@ def local_import(walk: Walk, name: str) -> None:
     Else by its source, which the server runs when the statement runs.
     """
     walk.text(name)
-    module = walk.process_view.module(name)
+    process_view = walk.process_view
+    module = process_view.module(name)
     if module is not None:
         if name not in walk.reach.imports:
-            walk.guards.answer(lambda: walk.process_view.module(name) is module, True)
+            walk.guards.answer(lambda: process_view.module(name) is module, True)
         walk.reach.imports[name] = module
         walk.reach.partial_read_of(module)
         return
-    source = walk.process_view.source(name)
+    source = process_view.source(name)
     if source is None:
         walk.tag("absent")
-        process_view = walk.process_view
         walk.guards.answer(
             lambda: process_view.module(name) is None and process_view.source(name) is None, True
         )
@@ -119,8 +119,9 @@ def _emit_source(walk: Walk, name: str, source: Source) -> None:
     walk.reach.readers |= facts.readers
     walk.write(facts.digest)
     walk.part("module", f"module {name}", facts.digest)
-    walk.guards.answer(lambda: walk.process_view.module(name) is None, True)
-    walk.guards.answer(lambda: walk.process_view.source(name) is source, True)
+    process_view = walk.process_view
+    walk.guards.answer(lambda: process_view.module(name) is None, True)
+    walk.guards.answer(lambda: process_view.source(name) is source, True)
     package = name if source.is_package else name.rpartition(".")[0]
     for statement in facts.imports:
         _imported_by_source(walk, package, statement)

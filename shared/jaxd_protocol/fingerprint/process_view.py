@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder
 from importlib.util import MAGIC_NUMBER, find_spec
@@ -44,6 +44,9 @@ class ProcessView(Protocol):
     def carries(self, module: ModuleType, name: str, value: Any) -> bool:
         """Whether an installed module's attribute may have another value on the other side."""
 
+    def of_code(self, names: Mapping[str, Any]) -> ProcessView:
+        """The view of code with these globals: whose imports it is that find modules."""
+
 
 class LocalProcess:
     """This process."""
@@ -75,6 +78,10 @@ class LocalProcess:
     def carries(self, module: ModuleType, name: str, value: Any) -> bool:
         """Whether an installed module may have been patched."""
         return not is_unpatched(module, name, value, self.is_local)
+
+    def of_code(self, names: Mapping[str, Any]) -> ProcessView:
+        """The same for all code of a process."""
+        return self
 
 
 def compiled_source(path: str) -> Source:
@@ -180,6 +187,22 @@ def prefixes_of(name: str) -> list[str]:
     return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
 
 
+class ArrivedModules(Protocol):
+    """What came with code: see `PrivateModules`."""
+
+    @property
+    def modules(self) -> Mapping[str, ModuleType]:
+        """The user's modules that were sent as values."""
+
+    @property
+    def sources(self) -> Mapping[str, Source]:
+        """Those that were sent as source."""
+
+    @property
+    def patched_modules(self) -> Mapping[str, ModuleType]:
+        """Installed modules of which some attributes were sent."""
+
+
 class ClientProcess(NamedTuple):
     """The client's process, as reported to a server: it replays what the client decided.
 
@@ -187,6 +210,7 @@ class ClientProcess(NamedTuple):
         salt, packages, local, carried: what the client reported.
         modules: the client's local modules, as they arrived.
         sources: those of them that are not imported yet.
+        came_with: for the globals of a function, what it came with, if it came from a client.
     """
 
     salt: bytes
@@ -195,6 +219,7 @@ class ClientProcess(NamedTuple):
     carried: frozenset[str]
     modules: Mapping[str, ModuleType] = {}
     sources: Mapping[str, Source] = {}
+    came_with: Callable[[Mapping[str, Any]], ArrivedModules | None] = lambda _: None
 
     def is_local(self, module: str) -> bool:
         """What the client reported; a module that it did not reach is checked in this process."""
@@ -218,3 +243,11 @@ class ClientProcess(NamedTuple):
     def carries(self, module: ModuleType, name: str, value: Any) -> bool:
         """What the client reported."""
         return f"{module.__name__}:{name}" in self.carried
+
+    def of_code(self, names: Mapping[str, Any]) -> ProcessView:
+        """With the modules that the code came with: that of a class may have come before."""
+        found = self.came_with(names)
+        if found is None:
+            return self
+        modules = {**found.patched_modules, **found.modules}
+        return self._replace(modules=modules, sources=found.sources)

@@ -103,8 +103,10 @@ class FunctionManifest(NamedTuple):
         """
         # clients do not need it
         from jaxd_protocol.fingerprint.process_view import ClientProcess
+        from jaxd_protocol.pickling.unpack.private_modules import came_with
 
-        return ClientProcess(self.salt, self.packages, self.local, self.carried, modules, sources)
+        reported = self.salt, self.packages, self.local, self.carried
+        return ClientProcess(*reported, modules, sources, came_with)
 
     def to_message(self) -> tuple[Any, ...]:
         """Plain values for the wire."""

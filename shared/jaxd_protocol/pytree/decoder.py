@@ -344,14 +344,14 @@ def parameter_default(cls: Any, name: str, missing: Any) -> Any:
     return missing
 
 
-def restore_instance(cls: Any, state: dict[Any, Any], *, is_own: bool = True) -> Any:
+def restore_instance(cls: Any, state: dict[Any, Any], *, by_new: bool = True) -> Any:
     """An instance with these attributes, made as `pickle` makes one: without `__init__`.
 
-    Nothing but `__new__` of the class is run, and not even that unless it is a class of the
-    process's own: no property, and no `__setattr__`.
+    Nothing but `__new__` of the class is run, and that only with `by_new`: no property, and no
+    `__setattr__`.
     """
     try:
-        instance = cls.__new__(cls) if is_own else object.__new__(cls)
+        instance = cls.__new__(cls) if by_new else object.__new__(cls)
     except Exception as error:
         raise ResultError(
             f"the result holds a {cls.__qualname__}, which cannot be made without arguments "

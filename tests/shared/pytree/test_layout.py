@@ -49,7 +49,9 @@ def test_a_tree_is_built_from_any_leaves_as_often_as_one_likes() -> None:
         assert layout.build(leaves) == Point([one, None], OrderedDict(a=two, b=(three,)))
 
 
-OWN: Any = SimpleNamespace(instance=restore_instance)
+OWN: Any = SimpleNamespace(
+    instance=lambda cls, state, is_own: restore_instance(cls, state, by_new=is_own)
+)
 """What a client has of its own, where nothing of it is asked for."""
 
 

@@ -70,7 +70,7 @@ _HEAP_TYPE: Final = 1 << 9
 def emit_class(walk: Walk, cls: type) -> None:
     """Appends a class."""
     name = None if walk.is_local(cls.__module__) else importable_name(cls)
-    if name is None and not _is_made_in_python(cls):
+    if name is None and not is_made_in_python(cls):
         name = str(type.__getattribute__(cls, "__module__")), cls.__qualname__
     if name is None:  # also one that a library has made, which only has the library's module name
         emit_by_content(walk, cls, _emit_content, cls.__qualname__)
@@ -143,7 +143,8 @@ def emit_by_content(walk: Walk, value: Any, body: EmitContent, name: str) -> Non
     walk.meet(value, found)
 
 
-def _is_made_in_python(cls: type) -> bool:
+def is_made_in_python(cls: type) -> bool:
+    """Whether a class statement or a call has made a class, wherever it says that it is from."""
     return bool(cls.__flags__ & _HEAP_TYPE) and type(vars(cls).get("__module__")) is str
 
 

@@ -13,6 +13,8 @@ from functools import partial
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, Final
 
+from jaxd_protocol.base.process import IdentityMemo
+from jaxd_protocol.fingerprint.code.reads import Instruction, Instructions
 from jaxd_protocol.fingerprint.guards import MISSING, Guards
 from jaxd_protocol.fingerprint.values.classes import slot_names
 
@@ -143,6 +145,18 @@ def needs_arguments(cls: Any) -> bool:
     optional = len(cls.__new__.__defaults__ or ())
     named = set(code.co_varnames[code.co_argcount :][: code.co_kwonlyargcount])
     return bool(code.co_argcount - optional > 1 or named - {*(cls.__new__.__kwdefaults__ or ())})
+
+
+def makes_new_objects(cls: type) -> bool:
+    """Whether `__new__` of a class and its bases has code, and returns a new object each time.
+
+    What else it does, such as to add the object to a table, it has done where the object was made.
+    """
+    found = [vars(base)["__new__"] for base in cls.__mro__ if "__new__" in vars(base)]
+    made = [getattr(each, "__func__", None) for each in found if each is not object.__new__]
+    return bool(made) and all(
+        type(each) is FunctionType and returns_new_object(each) for each in made
+    )
 
 
 def is_made_of_python(cls: type) -> bool:
@@ -295,3 +309,82 @@ def _reduces_as_numpy(cls: Any) -> bool:
         getattr(cls, name, None) is getattr(base, name, None)
         for name in ("__reduce_ex__", "__reduce__", "__setstate__", "__getstate__")
     )
+
+
+# what `__new__` returns, as far as its code says so -----------------------------------------------
+
+_LOADS: Final = frozenset({"LOAD_FAST", "LOAD_DEREF", "LOAD_CONST"})
+_METHODS: Final = frozenset({"LOAD_METHOD", "LOAD_ATTR", "LOAD_SUPER_ATTR"})
+_MAKERS: Final = frozenset({"object", "super"})
+_returns_new: Final = IdentityMemo[bool]()
+
+
+def returns_new_object(function: FunctionType) -> bool:
+    """Whether a `__new__` returns what that of `object` or of the next class has just made.
+
+    Not one that returns what it has kept, nor one whose code does not plainly say so.
+    """
+    if not _MAKERS.isdisjoint(function.__globals__):
+        return False
+    known = _returns_new.get(function.__code__)
+    if known is None:
+        known = _returns_new.put(function.__code__, _returns_made(Instructions(function.__code__)))
+    return known
+
+
+def _returns_made(code: Instructions) -> bool:
+    """Whether each `return` is of such an object, or of the variable that has nothing else."""
+    returned = [at for at, each in enumerate(code) if each.op in ("RETURN_VALUE", "RETURN_CONST")]
+    return bool(returned) and all(_is_made(code, at) for at in returned)
+
+
+def _is_made(code: Instructions, at: int) -> bool:
+    if code[at].op != "RETURN_VALUE" or code[at].target:
+        return False
+    loaded = code[at - 1]
+    if loaded.op != "LOAD_FAST":
+        return _is_call(code, at - 1)
+    stored = [at for at, each in enumerate(code) if _assigns(each, loaded.value)]
+    store = code[stored[0]] if len(stored) == 1 else None
+    if store is None or store.op != "STORE_FAST" or store.target:
+        return False
+    return _is_call(code, stored[0] - 1)
+
+
+def _assigns(each: Instruction, name: Any) -> bool:
+    return each.op.startswith(("STORE_FAST", "DELETE_FAST")) and name in _names(each.value)
+
+
+def _names(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _is_call(code: Instructions, at: int) -> bool:
+    """Whether `super().__new__(…)` or `object.__new__(…)` ends there, with simple arguments."""
+    if code[at].op != "CALL" or code[at].target:
+        return False
+    begin = _before_loads(code, at)
+    method = code[begin]
+    if method.op not in _METHODS or method.value != "__new__" or method.target:
+        return False
+    before = begin - 1
+    if code[before].op == "CALL":  # super() or super(cls, …): its own arguments
+        count, begin = code[before].arg, before
+        before = _before_loads(code, begin)
+        if begin - before - 1 != count:
+            return False
+    elif method.op == "LOAD_SUPER_ATTR":
+        before = _before_loads(code, begin)
+    return code[before].op == "LOAD_GLOBAL" and code[before].value in _MAKERS
+
+
+def _before_loads(code: Instructions, at: int) -> int:
+    """Where the last instruction before this one stands that is no simple load."""
+    at -= 1
+    while at and not code[at].target and _is_simple_load(code[at]):
+        at -= 1
+    return at
+
+
+def _is_simple_load(each: Instruction) -> bool:
+    return each.op in _LOADS or (each.op == "LOAD_GLOBAL" and each.value not in _MAKERS)

@@ -38,7 +38,7 @@ from jaxd_protocol.jax_objects.registrations import is_own_primitive
 from jaxd_protocol.packages.bare_objects import object_of_name, own_constant_name
 from jaxd_protocol.packages.importable import find_object, importable_name
 from jaxd_protocol.packages.installed import OWN_PACKAGES, is_local_module
-from jaxd_protocol.pickling.pack.classes import class_name
+from jaxd_protocol.pickling.pack.classes import class_name, is_pythons_own
 from jaxd_protocol.pickling.pack.function_parts import is_local_function
 from jaxd_protocol.pickling.pack.functions import Packed, dump, pack_function
 from jaxd_protocol.pickling.pack.modules import reduce_archived
@@ -179,7 +179,7 @@ class _ArgumentPickler(Pickler):
 
     def reduce_type(self, cls: type) -> Any:
         """For a class."""
-        if class_name(cls) is not None or cls.__module__ == "builtins":
+        if class_name(cls) is not None or is_pythons_own(cls):
             if "subclasses" in current_packing().readers:
                 _refuse_subclasses(cls)
             return super().reduce_type(cls)

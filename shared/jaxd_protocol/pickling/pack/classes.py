@@ -15,7 +15,11 @@ from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any, Final
 
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.fingerprint.values.classes import MEMBER_ATTRIBUTES, is_enum_content
+from jaxd_protocol.fingerprint.values.classes import (
+    MEMBER_ATTRIBUTES,
+    is_enum_content,
+    is_made_in_python,
+)
 from jaxd_protocol.fingerprint.values.reflection import resolved_annotations, subclasses_of
 from jaxd_protocol.fingerprint.values.registries import registered, virtual_subclasses
 from jaxd_protocol.jax_objects.names import places_of
@@ -47,6 +51,11 @@ def class_name(cls: type) -> tuple[str, str] | None:
     if type(module) is str and is_local_module(module):  # a class from C may have any type there
         return None
     return importable_name(cls) or name_within("types", cls)
+
+
+def is_pythons_own(cls: type) -> bool:
+    """Whether pickle knows a class that has no name; one may only say that it is of `builtins`."""
+    return cls.__module__ == "builtins" and not is_made_in_python(cls)
 
 
 def reduce_class(packer: Packer, cls: type) -> Any:

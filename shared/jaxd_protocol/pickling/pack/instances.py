@@ -17,6 +17,7 @@ from jaxd_protocol.fingerprint.values.reductions import (
     find_in_class,
     forwards,
     is_made_of_python,
+    makes_new_objects,
     needs_arguments,
     new_object,
     own_attributes,
@@ -116,7 +117,8 @@ def reduce_own(value: Any) -> Any:
     By name, for an `object()` of a module of the user's. By content, for an object of the user's
     own that pickle would write by name: the server lacks its module. With its own state, for one
     that passes attributes on to another object, or whose class makes none without arguments that
-    pickle does not know, or sets its state by a method.
+    pickle does not know, or sets its state by a method. Without `__new__` of its class where that
+    only makes a new object: what else it does would be done on the server once more.
     """
     cls = type(value)
     name = own_object_name(value) if cls is object else None
@@ -125,13 +127,18 @@ def reduce_own(value: Any) -> Any:
     reduced = reduce_object(value)
     if type(reduced) is str:
         return reduce_by_content(value) if is_local_module(cls.__module__) else reduced
-    is_given_state = forwards(cls) or edits_state(cls) or sets_state(cls)
-    if not (is_given_state or needs_arguments(cls)):
+    make, arguments, *parts, setter = (*reduced, None, None, None, None)[:6]
+    if make is copyreg.__newobj__ and _is_made_bare(cls, arguments):  # type: ignore[attr-defined]
+        return (rebuild.make_instance, arguments, *parts, setter or set_state)
+    if not (forwards(cls) or edits_state(cls) or sets_state(cls)):
         return reduced
-    make, *parts, setter = (*reduced, None, None, None, None)[:6]
     if make is copyreg.__newobj__:  # type: ignore[attr-defined]
-        make = rebuild.make_instance if needs_arguments(cls) else new_object
-    return (make, *parts, setter or set_state)
+        make = new_object
+    return (make, arguments, *parts, setter or set_state)
+
+
+def _is_made_bare(cls: type, arguments: tuple[Any, ...]) -> bool:
+    return needs_arguments(cls) or (len(arguments) == 1 and makes_new_objects(cls))
 
 
 def installed_name(value: Any) -> tuple[str, str] | None:

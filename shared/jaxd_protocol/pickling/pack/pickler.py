@@ -29,6 +29,7 @@ from jaxd_protocol.pickling.arrays import reduce_array
 from jaxd_protocol.pickling.code_objects import code_arguments
 from jaxd_protocol.pickling.pack.classes import (
     class_name,
+    is_pythons_own,
     reduce_class,
     reduce_constant,
     reduce_primitive,
@@ -197,7 +198,7 @@ class Pickler(pickle.Pickler):
         name = class_name(cls)
         if name is not None:
             return self.by_name(cls, name)
-        if cls.__module__ == "builtins":
+        if is_pythons_own(cls):
             return NotImplemented
         refuse_compiled_object(cls)
         return reduce_class(self, cls)

@@ -173,6 +173,13 @@ class PrivateModules:
             return module
 
 
+def came_with(namespace: Mapping[str, Any]) -> PrivateModules | None:
+    """The modules that code with these globals came with, if it came as a value."""
+    own = namespace.get("__builtins__")
+    found = getattr(own.get("__import__"), "__self__", None) if isinstance(own, dict) else None
+    return found if type(found) is PrivateModules else None
+
+
 def is_private(namespace: Mapping[str, Any]) -> bool:
     """Whether these are the builtins of code that came from a client."""
     importing = namespace.get("__import__")
