@@ -18,7 +18,7 @@ from jaxd_protocol.fingerprint.unpatched import is_unpatched
 from jaxd_protocol.packages.distributions import FileStamp, Package, file_stamp, package_of
 from jaxd_protocol.packages.installed import is_local_file, is_local_module
 
-SALT: Final = b"jaxd-3" + MAGIC_NUMBER + bytes([sys.flags.optimize])
+SALT: Final = b"jaxd-4" + MAGIC_NUMBER + bytes([sys.flags.optimize])
 """What is in every digest: this algorithm's version, the bytecode's, and whether asserts count."""
 
 

@@ -140,7 +140,8 @@ class Walk:
         where: file and line of the code that reads it.
         line: of the read at hand, where that is known.
         quiet: whether the code at hand runs after tracing as well, in a callback.
-        classes_inside: classes that are part of this walk, by `id`; others count by their digest.
+        classes_inside: classes that are part of this walk, by `id`, with their names; others count
+            by their digest.
         open_classes: those of the walks that this one is a part of.
         read_by: objects and the methods by which they are read, by `id`.
         passed_to: objects, the functions that they are passed to, and the parameters, by `id`.
@@ -169,7 +170,7 @@ class Walk:
         self._classes: dict[int, WalkResult] = {}
         self._leads_to: dict[int, dict[int, type]] = {}  # for classes, others that are not finished
         self.open_classes: frozenset[int] = frozenset()
-        self.classes_inside: dict[int, type] = {}
+        self.classes_inside: dict[int, tuple[Any, str]] = {}
         self.read_by: set[tuple[int, int]] = set()
         self.passed_to: set[tuple[int, int, str]] = set()
         self.archived: set[str] = set()
@@ -448,52 +449,71 @@ class Walk:
         for unfinished in (self.open_classes, self.classes_inside.keys()):
             for number in unfinished & leads_to.keys():
                 raise CyclicClasses(leads_to[number])
-        if known is None:
-            known = self._walk_class(cls, name)
-        return known
+        return self._walk_component(cls, name) if known is None else known
 
-    def _walk_class(self, cls: type, name: str) -> WalkResult:
+    def _walk_component(self, cls: type, name: str) -> WalkResult:
+        """The content of a class that no walk has been over yet, and of those that it hangs with.
+
+        Classes that lead to each other are one component. Whichever is met first, the walk is that
+        from the one whose name comes first, and each counts by the number that it has there. Of
+        several with that name it is the one with the least digest; where that is the same, they
+        are the same, and so are those that have the same numbers as seen from either.
+        """
+        first = self._walk_from(cls, name)
+        members = first[0].classes_inside
+        for each in members:
+            self._leads_to[each] = {number: value for number, (value, _) in members.items()}
+        least = min(map(_own_name, members.values()))
+        begins = [each for each in members.values() if _own_name(each) == least]
+        walks = [first if each[0] is cls else self._walk_from(*each) for each in begins]
+        content = min(found.fingerprint.digest for _, found in walks)
+        same = [each for each in walks if each[1].fingerprint.digest == content]
+        found = self._completed(same[0][1], members)
+        for each, (value, _) in members.items():
+            number = min(inner.number_of(value) for inner, _ in same)
+            own = found.fingerprint._replace(digest=digest(content + b"%d" % number))
+            self._classes[each] = found._replace(fingerprint=own)
+            if found.is_lasting:
+                self.shared.classes[each] = self._classes[each]
+        return self._classes[id(cls)]
+
+    def _walk_from(self, cls: Any, name: str) -> tuple[Walk, WalkResult]:
         inner = self._sub_walk()
         inner.open_classes |= inner.classes_inside.keys()
-        inner.classes_inside = {id(cls): cls}
+        inner.classes_inside = {id(cls): (cls, name)}
         try:
-            found = inner.run(cls, name)
+            return inner, inner.run(cls, name)
         except CyclicClasses as cycle:
             self._leads_to[id(cls)][id(cycle.cls)] = cycle.cls
             raise
-        reached = dict(inner.classes_inside)
+
+    def number_of(self, value: Any) -> int:
+        """The number of something that was met, and that has one."""
+        return self._numbers[id(value)]
+
+    def _completed(self, found: WalkResult, members: Mapping[int, tuple[Any, str]]) -> WalkResult:
+        """What was found in a component, with what it leads to, and whether it lasts.
+
+        Lasting is what nothing around the walk has decided about. What stands for the environment
+        is added to by a walk that takes it over.
+        """
+        reached = {number: value for number, (value, _) in members.items()}
         for each in found.classes:
             reached.update(each.found.reached)
-        found = found._replace(reached=reached, is_lasting=self._is_lasting(found))
-        self._classes[id(cls)] = found
-        if found.is_lasting:
-            self.shared.classes[id(cls)] = found
-        return found
-
-    def _is_lasting(self, found: WalkResult) -> bool:
-        """Whether nothing around a walk over a class, which has found that, has decided about it.
-
-        What stands for the environment is added to by a walk that takes it over.
-        """
-        return (
+        is_lasting = (
             not (self._open_sets or self._cuts or found.fingerprint.unshared)
             and not any(hasattr(each, "merge") for each in found.reach.replacements.values())
             and all(each.found.is_lasting for each in found.classes)
         )
+        return found._replace(reached=reached, is_lasting=is_lasting)
 
     def _shared_walk(self, cls: type) -> WalkResult | None:
         """What another walk has found in a class; None where this one might find something else."""
         found = None if self._open_sets or self._cuts else self.shared.classes.get(id(cls))
-        if found is not None:
-            self._note_walked(WalkedClass(cls, found, ""))
+        if found is not None:  # as if this walk had walked over it: all below is known then
+            for number in found.reached:
+                self._classes.setdefault(number, self.shared.classes[number])
         return found
-
-    def _note_walked(self, one: WalkedClass) -> None:
-        """As if this walk had walked over a class: those below it are known then, as well."""
-        if id(one.cls) not in self._classes:
-            self._classes[id(one.cls)] = one.found
-            for below in one.found.classes:
-                self._note_walked(below)
 
     def package(self, module: str) -> None:
         """Appends which distribution an installed module belongs to."""
@@ -533,6 +553,9 @@ class Walk:
             if id(one.cls) in self._absorbed:
                 continue
             self._absorbed.add(id(one.cls))
+            if id(one.found.reach) in self._absorbed:  # one that hangs with it has brought that
+                continue
+            self._absorbed.add(id(one.found.reach))
             self._absorb(one.found, one.path)
             below = (each._replace(path=f"{one.path} → {each.path}") for each in one.found.classes)
             waiting.extend(each for each in below if id(each.cls) not in self._absorbed)
@@ -631,6 +654,12 @@ class Walk:
             return
         where = f"{self.where.rpartition(':')[0]}:{self.line}" if self.line else self.where
         self._notes[ImpureRead(" → ".join(self._trail), what, where)] = None
+
+
+def _own_name(member: tuple[Any, str]) -> str:
+    """The name of a class that counts, and that of anything else that counts as classes do."""
+    value, name = member
+    return value.__name__ if isinstance(value, type) else name
 
 
 def short_repr(value: Any) -> str:

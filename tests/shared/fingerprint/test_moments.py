@@ -45,6 +45,8 @@ def classes(seed: int, count: int = 6) -> Any:
                 text += f"{form[4:]}C{number}.m{len(text)} = {head.split()[1].partition('(')[0]}\n"
     some = ", ".join(f"C{draw.choice(numbers)}" for _ in range(3))
     text = f"class Base: pass\n{text}SET = {{{some}}}\n"
+    if seed % 2:  # names do not tell one from the other
+        text += "".join(f"C{number}.__name__ = 'C{number % 2}'\n" for number in numbers)
     text += "def f(): return SET, " + ", ".join(f"C{number}" for number in numbers) + "\n"
     return define(text)
 
@@ -74,13 +76,13 @@ def test_classes_have_one_content_however_many_walks_have_seen_them(seed: int) -
 def test_a_class_is_taken_apart_once_at_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     """For however many functions."""
     taken_apart: list[type] = []
-    walk_class = Walk._walk_class
+    walk_class = Walk._walk_component
 
     def noted(self: Walk, cls: type, name: str) -> Any:
         taken_apart.append(cls)
         return walk_class(self, cls, name)
 
-    monkeypatch.setattr(Walk, "_walk_class", noted)
+    monkeypatch.setattr(Walk, "_walk_component", noted)
     made = define("class B: rate = 1\nclass A: below = B\ndef f(): return A\ndef g(): return A, B")
     with one_moment():
         for value in (made.f, made.g, made.A, made.B):
@@ -89,6 +91,45 @@ def test_a_class_is_taken_apart_once_at_one_moment(monkeypatch: pytest.MonkeyPat
     for value in (made.f, made.g):
         walk(value, "it")
     assert taken_apart == [made.A, made.B] * 3
+
+
+class Counted:
+    """Counts how often it is looked at."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def __fingerprint__(self) -> int:
+        self.looks += 1
+        return 3
+
+
+def test_classes_that_lead_to_each_other_are_taken_apart_together() -> None:
+    """Not once for each of them, and whichever comes first."""
+    counted = Counted()
+    ring = range(20)
+    text = "".join(f"class C{n}:\n    def next(self): return C{(n + 1) % 20}\n" for n in ring)
+    text += "C7.counted = COUNTED\n"
+    text += "def f(): return " + ", ".join(f"C{(n + 5) % 20}" for n in ring)
+    made = define(text, COUNTED=counted)
+    walk(made.f, "it")
+    assert counted.looks <= 2 * 3  # from the first that is met, and from that with the first name
+    before = walk(made.f, "it").fingerprint.digest
+    made.C7.other = 1
+    assert walk(made.f, "it").fingerprint.digest != before
+    del made.C7.other
+    assert walk(made.f, "it").fingerprint.digest == before
+
+
+def test_of_classes_that_lead_to_each_other_each_is_its_own() -> None:
+    """Those that look alike count as one where they hang together alike, and else do not."""
+    text = "class {0}:\n    def to(self): return {1}\nclass {1}:\n    def to(self): return {0}\n"
+    made = define(text.format("A", "B") + "A.__name__ = B.__name__ = 'C'\ndef f(): return A, B\n")
+    one, other = (walk(each, "it").fingerprint.digest for each in (made.A, made.B))
+    assert one != other  # each names the other by a name of its own
+    made.A.to.__code__ = made.B.to.__code__
+    made.A.to.__globals__.update(A=made.B)  # now both lead to B
+    assert walk(made.A, "it").fingerprint.digest != one
 
 
 UNWATCHED = """

@@ -135,7 +135,7 @@ def emit_by_content(walk: Walk, value: Any, body: EmitContent, name: str) -> Non
     except CyclicClasses as cycle:
         if id(cycle.cls) not in walk.classes_inside:
             raise
-        walk.classes_inside[id(value)] = value
+        walk.classes_inside[id(value)] = value, name
         walk.numbered(value, body, name)
         return
     walk.tag("class")
