@@ -28,6 +28,7 @@ from jaxd_protocol.fingerprint.walk import WalkResult as WalkResult
 _LOCAL_PROCESS = LocalProcess()
 
 _MAX_CONTENT_IDS = 4096
+_MAX_CLASSES = 2048
 
 
 class _Content(NamedTuple):
@@ -39,6 +40,14 @@ class _Content(NamedTuple):
 
 _content_ids = BoundedDict[tuple[int, bytes], _Content](_MAX_CONTENT_IDS)
 _RECURSION_LIMIT = 10_000
+
+
+_known_classes: Final = BoundedDict[int, WalkResult](_MAX_CLASSES)
+"""Walks over classes of this process, each good as long as its guards hold."""
+
+
+def _findings_of(view: ProcessView) -> SharedFindings:
+    return SharedFindings(_known_classes if view is _LOCAL_PROCESS else None)
 
 
 class _Moment:
@@ -54,7 +63,10 @@ class _Moment:
 
     def seen_from(self, view: ProcessView) -> SharedFindings:
         """What was found, as seen from a process."""
-        return self._views.setdefault(id(view), (view, SharedFindings()))[1]
+        found = self._views.get(id(view))
+        if found is None:
+            found = self._views[id(view)] = view, _findings_of(view)
+        return found[1]
 
     def forget(self) -> None:
         """Something has changed."""
@@ -162,8 +174,8 @@ def walk(
             while True:
                 known = 0 if listed is None else len(listed.counted)
                 one = Walk(handlers, view, ignore, archives, listed)
-                if moment is not None and not ignore and archives is None and listed is None:
-                    one.shared = moment.seen_from(view)
+                if not ignore and archives is None and listed is None:
+                    one.shared = _findings_of(view) if moment is None else moment.seen_from(view)
                 one.reach.readers.update(readers)
                 found = one.run(value, name)
                 if listed is None or len(listed.counted) == known:

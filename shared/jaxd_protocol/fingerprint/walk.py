@@ -26,7 +26,7 @@ from jaxd_protocol.fingerprint.data_model import (
     Steps,
     UnsharedObject,
 )
-from jaxd_protocol.fingerprint.guards import Guards
+from jaxd_protocol.fingerprint.guards import Guards, all_changes_are_seen
 from jaxd_protocol.fingerprint.process_view import ProcessView
 from jaxd_protocol.fingerprint.unpatched import refuse_patched_class, refuse_patched_function
 from jaxd_protocol.packages.distributions import Package, import_root
@@ -67,6 +67,8 @@ class WalkResult(NamedTuple):
         reached: of a walk over a class: all classes that it leads to, by `id`.
         is_lasting: of a walk over a class: whether any other walk at this moment would find the
             same, in it and in the classes below.
+        is_watched: likewise, whether a later one would as long as the guards hold.
+        members: the walks over those that hang with it, itself among them, by `id`.
     """
 
     fingerprint: Fingerprint
@@ -75,6 +77,8 @@ class WalkResult(NamedTuple):
     classes: tuple[WalkedClass, ...] = ()
     reached: Mapping[int, type] = MappingProxyType({})
     is_lasting: bool = False
+    is_watched: bool = False
+    members: Mapping[int, WalkResult] = MappingProxyType({})
 
 
 class WalkedClass(NamedTuple):
@@ -94,6 +98,9 @@ class WalkedClass(NamedTuple):
 class SharedFindings:
     """What walks at one moment share, as seen from one process.
 
+    Args:
+        kept: walks over classes that were made at other moments, by `id`.
+
     Attributes:
         classes: walks over classes, by `id`.
         unpatched: what is installed and was found as it was installed, by `id`.
@@ -101,11 +108,48 @@ class SharedFindings:
         parts: walks over parts of what is packed, by `id` and by what is read of them beside.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kept: BoundedDict[int, WalkResult] | None = None) -> None:
+        self._kept = kept
         self.classes: dict[int, WalkResult] = {}
         self.unpatched: dict[int, Any] = {}
         self.carries: dict[tuple[int, str], tuple[ModuleType, Any, bool]] = {}
         self.parts = BoundedDict[tuple[int, Collection[Any]], tuple[Any, WalkResult]](_MAX_KEPT)
+
+    def add(self, made: Mapping[int, WalkResult]) -> None:
+        """Walks over classes that hang together, which last."""
+        self.classes.update(made)
+        if self._kept is not None and all(each.is_watched for each in made.values()):
+            self._kept.update(made)
+
+    def find(self, walk: Walk, cls: Any) -> WalkResult | None:
+        """A walk over a class that was made at this moment, or would find now what it has found."""
+        found = self.classes.get(id(cls))
+        if found is not None or self._kept is None:
+            return found
+        found = self._kept.use(id(cls))
+        if found is None or found.reached[id(cls)] is not cls:
+            return None
+        parts = _with_those_below(found)
+        if not all(self._is_here(each) or walk.still_finds(each) for each in parts):
+            return None
+        for each in parts:
+            self.classes.update(each.members)
+        return found
+
+    def _is_here(self, found: WalkResult) -> bool:
+        return any(self.classes.get(number) is one for number, one in found.members.items())
+
+
+def _with_those_below(found: WalkResult) -> list[WalkResult]:
+    """A walk over a class, and those over what it leads to, one for those that hang together."""
+    seen: dict[int, WalkResult] = {}
+    left = [found]
+    while left:
+        each = left.pop()
+        if id(each.members) not in seen:
+            seen[id(each.members)] = each
+            left += [one.found for one in each.classes]
+    return list(seen.values())
 
 
 class Handlers(NamedTuple):
@@ -452,7 +496,7 @@ class Walk:
         return self._walk_component(cls, name) if known is None else known
 
     def _walk_component(self, cls: type, name: str) -> WalkResult:
-        """The content of a class that no walk has been over yet, and of those that it hangs with.
+        """The content of a class that is not known, and of those that it hangs with.
 
         Classes that lead to each other are one component. Whichever is met first, the walk is that
         from the one whose name comes first, and each counts by the number that it has there. Of
@@ -468,14 +512,16 @@ class Walk:
         walks = [first if each[0] is cls else self._walk_from(*each) for each in begins]
         content = min(found.fingerprint.digest for _, found in walks)
         same = [each for each in walks if each[1].fingerprint.digest == content]
-        found = self._completed(same[0][1], members)
+        made: dict[int, WalkResult] = {}
+        found = self._completed(same[0][1], members)._replace(members=made)
         for each, (value, _) in members.items():
             number = min(inner.number_of(value) for inner, _ in same)
             own = found.fingerprint._replace(digest=digest(content + b"%d" % number))
-            self._classes[each] = found._replace(fingerprint=own)
-            if found.is_lasting:
-                self.shared.classes[each] = self._classes[each]
-        return self._classes[id(cls)]
+            made[each] = found._replace(fingerprint=own)
+        self._classes.update(made)
+        if found.is_lasting:
+            self.shared.add(made)
+        return made[id(cls)]
 
     def _walk_from(self, cls: Any, name: str) -> tuple[Walk, WalkResult]:
         inner = self._sub_walk()
@@ -505,11 +551,31 @@ class Walk:
             and not any(hasattr(each, "merge") for each in found.reach.replacements.values())
             and all(each.found.is_lasting for each in found.classes)
         )
-        return found._replace(reached=reached, is_lasting=is_lasting)
+        is_watched = (
+            is_lasting
+            and not found.reach.was_told
+            and found.guards.complete
+            and all_changes_are_seen(found.reach)
+            and all(each.found.is_watched for each in found.classes)
+            and not any("<locals>" in name for _, name in members.values())
+        )
+        return found._replace(reached=reached, is_lasting=is_lasting, is_watched=is_watched)
+
+    def still_finds(self, found: WalkResult) -> bool:
+        """Whether a walk over a class would find now what it has found at another moment."""
+        for top, package in found.fingerprint.packages.items():
+            if self.process_view.package(top) != package:
+                return False
+        if not found.guards.hold():
+            return False
+        for each in found.reach.installed:
+            if isinstance(each, type | FunctionType):
+                self.refuse_patched(each)
+        return True
 
     def _shared_walk(self, cls: type) -> WalkResult | None:
         """What another walk has found in a class; None where this one might find something else."""
-        found = None if self._open_sets or self._cuts else self.shared.classes.get(id(cls))
+        found = None if self._open_sets or self._cuts else self.shared.find(self, cls)
         if found is not None:  # as if this walk had walked over it: all below is known then
             for number in found.reached:
                 self._classes.setdefault(number, self.shared.classes[number])

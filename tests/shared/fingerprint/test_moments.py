@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fractions
 import random
 from array import array
+from types import FunctionType
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
 
 from jaxd_protocol.errors import PackingError
@@ -73,17 +77,26 @@ def test_classes_have_one_content_however_many_walks_have_seen_them(seed: int) -
                 assert found.reach.whole == known.reach.whole
 
 
-def test_a_class_is_taken_apart_once_at_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For however many functions."""
-    taken_apart: list[type] = []
-    walk_class = Walk._walk_component
+@pytest.fixture
+def taken_apart(monkeypatch: pytest.MonkeyPatch) -> list[type]:
+    """The classes that were taken apart, one after the other."""
+    found: list[type] = []
+    walk_component = Walk._walk_component
 
     def noted(self: Walk, cls: type, name: str) -> Any:
-        taken_apart.append(cls)
-        return walk_class(self, cls, name)
+        found.append(cls)
+        return walk_component(self, cls, name)
 
     monkeypatch.setattr(Walk, "_walk_component", noted)
-    made = define("class B: rate = 1\nclass A: below = B\ndef f(): return A\ndef g(): return A, B")
+    return found
+
+
+TWO = "class B: rate = 1\nclass A: below = B\ndef f(): return A\ndef g(): return A, B"
+
+
+def test_a_class_is_taken_apart_once_at_one_moment(taken_apart: list[type]) -> None:
+    """For however many functions, also where no guard would see a change."""
+    made = define(TWO + "\nB.table = TABLE", TABLE=array("i", [1]))
     with one_moment():
         for value in (made.f, made.g, made.A, made.B):
             walk(value, "it")
@@ -91,6 +104,108 @@ def test_a_class_is_taken_apart_once_at_one_moment(monkeypatch: pytest.MonkeyPat
     for value in (made.f, made.g):
         walk(value, "it")
     assert taken_apart == [made.A, made.B] * 3
+
+
+def test_a_class_is_taken_apart_again_after_a_change(taken_apart: list[type]) -> None:
+    """Of itself or of what it leads to; and not for another function before."""
+    made = define(TWO)
+    for value in (made.f, made.g, made.A, made.B):
+        walk(value, "it")
+    assert taken_apart == [made.A, made.B]
+    made.B.rate = 2
+    for value in (made.f, made.g):
+        walk(value, "it")
+    assert taken_apart == [made.A, made.B] * 2
+
+
+def test_a_class_of_a_function_is_not_kept_for_its_walk(taken_apart: list[type]) -> None:
+    """It may hold anything, and its function makes another one each time."""
+    made = define("def make():\n    class A: pass\n    return lambda: A\nf = make()")
+    for _ in range(2):
+        walk(made.f, "it")
+    assert len(taken_apart) == 2
+
+
+SUBJECT = """
+import abc, fractions, os
+RATE, STATE = 2, {"a": 1}
+class Base:
+    unit: int = 1
+class Elsewhere: pass
+class Told:
+    def __reduce__(self): return len, (STATE["a"] * "x",)
+class Open(abc.ABC): pass
+class Model(Base):
+    width, table, array = 8, {"a": [1]}, ARRAY
+    def run(self): return helper(self), Other, Open, fractions.Fraction
+class Other:
+    def to(self): return Model
+class Telling:
+    told = Told()
+class Above:
+    def to(self): return Telling
+def helper(x): return x, RATE
+def other(x): return x
+def f(): return Model, Other, Telling, Above
+"""
+EDITS = (
+    "RATE = 3",
+    "helper = other",
+    "Model.width = 9",
+    "Model.late = 1",
+    "Model.__bases__ = (Elsewhere,)",
+    "Model.run.__code__ = Other.to.__code__",
+    "Model.table['a'].append(2)",
+    "Model.array[1] = 5",
+    "Base.unit = 2",
+    "Base.__annotations__['late'] = int",
+    "Other.late = 1",
+    "Other.__name__ = 'Another'",
+    "Open.register(Elsewhere)",
+    "jax.tree_util.register_pytree_node(Other, lambda it: ((), None), lambda *_: Other())",
+    "STATE['a'] = 2",
+)
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_what_is_known_of_a_class_is_as_it_is_now(edit: str) -> None:
+    """For another function than that for which it was looked at."""
+
+    def digest(before: bool) -> bytes:
+        made = define(SUBJECT, ARRAY=np.arange(3), jax=jax)
+        if before:
+            walk(made.f, "it")
+            walk(made.f, "it")
+        exec(edit, vars(made))
+        again = FunctionType(made.f.__code__, vars(made), "f")
+        return walk(again, "it").fingerprint.digest
+
+    assert digest(before=True) == digest(before=False)
+    unchanged = walk(define(SUBJECT, ARRAY=np.arange(3), jax=jax).f, "it").fingerprint.digest
+    assert digest(before=True) != unchanged
+
+
+def test_what_is_known_of_a_class_is_of_one_moment() -> None:
+    """Also where something that it leads to was looked at since, by itself."""
+    made = define(TWO + "\ndef h(): return B")
+    unchanged = walk(made.f, "it").fingerprint.digest
+    made.B.rate = 2
+    changed = walk(made.h, "it").fingerprint.digest
+    assert walk(made.f, "it").fingerprint.digest != unchanged
+    made.B.rate = 1
+    assert walk(made.f, "it").fingerprint.digest == unchanged
+    assert walk(made.h, "it").fingerprint.digest != changed
+
+
+def test_what_was_put_into_a_library_is_refused_for_a_known_class(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As for any other."""
+    made = define(SUBJECT, ARRAY=np.arange(3))
+    walk(made.f, "it")
+    monkeypatch.setattr(fractions.Fraction, "mine", lambda self: self, raising=False)
+    with pytest.raises(PackingError, match=r"Fraction"):
+        walk(FunctionType(made.f.__code__, vars(made), "f"), "it")
 
 
 class Counted:

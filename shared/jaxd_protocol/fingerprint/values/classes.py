@@ -1,11 +1,17 @@
-"""Classes: the user's own by all that is in them, installed ones by name."""
+"""Classes: the user's own by all that is in them, installed ones by name.
+
+Private to Python: `copyreg._slotnames`, which notes in a class what slots it has, as the first
+copy of an object does, so that guards do not take that for a change.
+"""
 
 from __future__ import annotations
 
 import abc
+import copyreg
 import sys
 from collections.abc import Collection
 from enum import Enum, EnumMeta
+from functools import partial
 from types import FunctionType, MemberDescriptorType
 from typing import Any, Final
 
@@ -157,6 +163,8 @@ def _emit_content(walk: Walk, cls: type) -> None:
     walk.text(cls.__name__)
     walk.guards.attribute(cls, "__bases__", cls.__bases__)
     walk.guards.attribute(cls, "__name__", cls.__name__)
+    if type(cls).__setattr__ is type.__setattr__:
+        copyreg._slotnames(cls)  # type: ignore[attr-defined]  # noqa: SLF001
     walk.guards.mapping(vars(cls))
     candidates = vars(cls).keys() - registrations.GENERATED_ATTRIBUTES - _IGNORED_ATTRIBUTES
     names = sorted(name for name in candidates if _is_content(cls, name))
@@ -224,6 +232,9 @@ def _annotations(walk: Walk, cls: type) -> None:
     from jaxd_protocol.fingerprint.values import reflection  # as above
 
     names = reflection.annotated_names(cls)
+    kept = vars(cls).get("__annotations__")
+    if type(kept) is dict:
+        walk.guards.answer(partial(tuple, kept), names)
     walk.text(len(names))
     for name in names:
         walk.text(name)

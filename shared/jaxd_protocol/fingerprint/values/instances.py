@@ -15,10 +15,12 @@ from typing import Any, Final
 from jaxd_protocol.fingerprint.canonical_bytes import constant
 from jaxd_protocol.fingerprint.function_wrapper import FunctionWrapper
 from jaxd_protocol.fingerprint.guards import MISSING
+from jaxd_protocol.fingerprint.unpatched import globals_module
 from jaxd_protocol.fingerprint.values import generated, mappings, modules, settings
 from jaxd_protocol.fingerprint.values.arrays import emit_array
 from jaxd_protocol.fingerprint.values.classes import emit_by_content
 from jaxd_protocol.fingerprint.values.reductions import (
+    code_asked,
     forwards,
     guard_own_content,
     guard_parts,
@@ -194,6 +196,8 @@ def _instance(walk: Walk, value: Any) -> None:
         walk.emit_child(".__fingerprint__()", hook(value))
         walk.guards.answer(lambda: hook(value), hook(value))
         return
+    if any(walk.is_local(globals_module(each)) for each in code_asked(kind)):
+        walk.reach.was_told = True
     try:
         reduced = reduce_object(value)
     except Exception as error:  # noqa: BLE001  a user's `__reduce__` may raise anything

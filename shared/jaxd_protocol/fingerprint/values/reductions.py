@@ -53,6 +53,18 @@ def _reduce_by_class(value: Any) -> str | tuple[Any, ...]:
     return reduced
 
 
+def code_asked(cls: type) -> list[FunctionType]:
+    """The functions, written in Python, that say what an object of a class is made of."""
+    found = [copyreg.dispatch_table.get(cls)]
+    found += [find_in_class(cls, name) for name in _SAYS_CONTENT]
+    return [each for each in found if type(each) is FunctionType]
+
+
+_SAYS_CONTENT: Final = (
+    *("__reduce__", "__reduce_ex__", "__getstate__", "__getnewargs__", "__getnewargs_ex__"),
+)
+
+
 def sets_state(cls: Any) -> bool:
     """Whether a class is given all that an object holds, and sets it by a method of its own.
 
