@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from jaxd import Client, connect
+from jaxd.errors import ResultError
 from tests.live_server import LiveServer
 from tests.warm_clients import run_light
 
@@ -262,3 +263,25 @@ def test_a_file_that_never_ends_is_not_opened_for_a_warning(
     done = run_light(live, program, str(fifo))
     assert (done.returncode, done.stdout) == (0, "2.0\n"), done.stderr
     assert done.stderr == f"<{fifo}>:1: UserWarning: slow\n"
+
+
+@pytest.mark.filterwarnings("ignore::jaxd.errors.FallbackWarning")
+def test_a_print_of_a_trace_is_no_effect_of_a_call_whose_result_cannot_come(
+    client: Client, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The call is made here, as where it prints nothing; one whose program has printed is not."""
+
+    def sloped(x: Any) -> Any:
+        print("traced")
+        return jax.linearize(jnp.sin, x)
+
+    def shown(x: Any) -> Any:
+        jax.debug.print("run {}", x)
+        return jax.linearize(jnp.sin, x)
+
+    value, slope = client.persistent_call(sloped, fallback="local")(1.0)
+    assert (float(value), float(slope(2.0))) == pytest.approx((np.sin(1.0), 2 * np.cos(1.0)))
+    assert "traced" in capfd.readouterr().out
+    with pytest.raises(ResultError, match="Partial"):
+        client.persistent_call(shown, fallback="local")(1.0)
+    assert capfd.readouterr().out.count("run 1.0") == 1

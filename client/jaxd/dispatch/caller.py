@@ -352,6 +352,7 @@ class OpenCall:
     callback_error: BaseException | None = None
     may_have_changed = False
     _held_output: Sequence[Callable[[], None]] = ()
+    _has_put_out = False  # what its program has printed, and not only its trace
     _abandoned_plan: DedupPlan | None = None
     _busy_backoff: BusyBackoff | None = None
     _effects: CallEffects | None = None
@@ -629,6 +630,7 @@ class OpenCall:
         if self.call.is_first and content.get("traced"):
             self._held_output = (*self._held_output, show)
             return True
+        self._has_put_out = self._has_put_out or not content.get("traced")
         self.show_output()
         return False
 
@@ -737,7 +739,7 @@ class OpenCall:
             raise self._exception_of(value[1])
         if len(value) < 3 or type(value[2]) is not bytes:
             raise unreadable_reply_error()
-        had_no_effects = not (self.has_called_back or self._effects or call.values)
+        had_no_effects = not (self.has_called_back or self._has_put_out or call.values)
         try:
             result = self._read(value, frame)
             about = call.spec.snapshot.reader.remote_object(value[1])
