@@ -499,6 +499,19 @@ def test_what_a_pure_callback_changes_is_not_lost(client: Client) -> None:
     assert heard == [1.0, 5.0]
 
 
+def test_a_variable_that_is_assigned_after_the_callback_was_given(client: Client) -> None:
+    """Is as it is when the program runs, at each call."""
+
+    def function(x: Any) -> Any:
+        scale = 1.0
+        y = jax.pure_callback(lambda v: np.float32(v * scale), SCALAR, x)
+        scale = 2.0
+        return y
+
+    served = client.persistent_call(function, fallback="error")
+    assert [float(served(X)) for _ in range(3)] == [2.0] * 3
+
+
 def test_what_a_pure_callback_changes_and_is_ignored(client: Client) -> None:
     """A cache is one of the server's; and what it changes of its own is nobody else's."""
 

@@ -245,14 +245,17 @@ def test_what_calls_back_is_differentiated_as_under_jit(
 
 
 PURE_CALLBACKS = """
-import os, pathlib
+import os, pathlib, sys
 from functools import partial
-import jax, numpy as np
+import jax, numpy as np, numpy.random as npr
 
 state, table, rate, weights, log = {"k": 1.0}, [1.0], 1.0, np.ones(3), []
 
 class Box:
     rate = 1.0
+
+    def scaled(self, value):
+        return value * self.rate
 
 box = Box()
 
@@ -269,6 +272,13 @@ def of_a_variable():
         scale = value
     return jitted(lambda v: v * scale), change
 
+def first_of(value, numbers=weights):
+    return value * numbers[0]
+
+inner = jitted(lambda v: v * rate)
+outer = jax.jit(lambda x, y: inner(x) + y.sum())
+padding = np.zeros(int(sys.argv[1]), np.float32)
+
 of_variable, change = of_a_variable()
 functions = [
     of_variable,
@@ -280,6 +290,11 @@ functions = [
     jitted(lambda v: v * float(os.environ["SCALE"])),
     jitted(lambda v: v * float(open("scale.txt").read())),
     jitted(lambda v: v * np.random.rand()),
+    jitted(lambda v: v * npr.rand()),
+    jitted(box.scaled),
+    jitted(first_of),
+    jitted(partial(first_of, numbers=weights)),
+    partial(outer, y=padding),
     jitted(lambda v: log.append(float(v)) or v),
     jitted(helper),
 ]
@@ -299,13 +314,13 @@ def test_what_a_pure_callback_reads_is_as_it_is_under_jit(
 ) -> None:
     """At each call; what only calculates is served."""
     (tmp_path / "pure_callbacks.py").write_text(PURE_CALLBACKS)
-    plain = run((*PYTHON, "pure_callbacks.py"), environment, tmp_path)
+    plain = run((*PYTHON, "pure_callbacks.py", "1"), environment, tmp_path)
     assert len(set(plain.stdout.splitlines())) == 3
-    for _ in range(2):
-        served = run((*JAXD_RUN, "--report", "pure_callbacks.py"), environment, tmp_path)
+    for size in "123":  # other arguments of a function whose parts jax has traced before
+        served = run((*JAXD_RUN, "--report", "pure_callbacks.py", size), environment, tmp_path)
         assert served.stdout == plain.stdout
         counts = counts_in(served.stderr)
-        assert (counts["calls"], counts["fell back"]) == (3, 30)
+        assert (counts["calls"], counts["fell back"]) == (3, 45)
 
 
 TRACED_READS = """

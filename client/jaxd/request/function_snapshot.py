@@ -592,7 +592,9 @@ class SnapshotCache:
 
     def of(self, function: Callable[..., Any], options: Options) -> SnapshotCache:
         """Those of another function, of which the same is ignored, sent and called back."""
-        return SnapshotCache(function, options, *self._rules)
+        made = SnapshotCache(function, options, *self._rules)
+        made.refuses_unrepeatable = self.refuses_unrepeatable
+        return made
 
     def clear(self) -> None:
         """Forgets what calls were pinned to: the function counts as it is now."""

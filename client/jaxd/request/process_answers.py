@@ -16,13 +16,13 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import Any, Final, Protocol
 
-from jaxd.results.reader import parts_of_path, received_texts, texts_in
+from jaxd.results.local_objects import texts_in, texts_of
+from jaxd.results.reader import parts_of_path, received_texts
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.fingerprint.code.callbacks import nested_codes
 from jaxd_protocol.fingerprint.process_view import current_arguments
 from jaxd_protocol.fingerprint.walk import short_repr
 from jaxd_protocol.messages.function_manifest import FunctionManifest
@@ -65,10 +65,12 @@ class NamedTexts:
 
     def __init__(self, code: bytes, functions: Iterable[FunctionType] = ()) -> None:
         arguments: Iterator[Any] = (argument for _, argument, _ in pickletools.genops(code))
-        found = {text for each in arguments for text in texts_in(each) if len(text) < _MAX_TEXT}
-        self._texts = frozenset(found)
-        self._parts = frozenset(part for text in found for part in parts_of_path(text))
-        own = {text for function in functions for text in _texts_of(function.__code__)}
+        own = texts_of(functions)
+        # bytes among the values may be those of numbers, which a server has sent
+        written = arguments if not own else (each for each in arguments if type(each) is str)
+        found = own.union(text for each in written for text in texts_in(each))
+        self._texts = frozenset(text for text in found if len(text) < _MAX_TEXT)
+        self._parts = frozenset(part for text in self._texts for part in parts_of_path(text))
         self._own = frozenset(
             part for text in own for part in (*parts_of_path(text), *_expanded(text))
         )
@@ -219,13 +221,6 @@ def _literal(value: Any) -> Any:
         return tuple(map(_literal, value))
     assert is_literal(value)
     return value
-
-
-def _texts_of(code: CodeType) -> Iterator[str]:
-    """The names and constants of code, and of the code inside of it."""
-    yield from texts_in((code.co_names, code.co_consts))
-    for each in nested_codes(code):
-        yield from _texts_of(each)
 
 
 def _expanded(text: str) -> set[str]:

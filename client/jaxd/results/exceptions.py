@@ -31,12 +31,28 @@ def exception_of(failure: Failure, name: str, reader: ResultReader, address: str
         address: of the server, for people.
     """
     error = decode_failure(failure, reader, with_jax=shows_all_frames())
-    received_texts.take_note(error.args)
+    _note_texts(error)
     if type(error) is RemoteError or not isinstance(error, JaxdError):
         call = origin_of(error).call
         which = f" (call {call})" if call else ""
         error.add_note(f"Raised in the call of {name} on the jaxd server at {address}{which}.")
     return error
+
+
+def _note_texts(error: BaseException) -> None:
+    """Takes note of the texts in an exception, its causes and its members."""
+    todo: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while todo:
+        one = todo.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        file = getattr(one, "filename", None) if isinstance(one, OSError) else None
+        received_texts.take_note((one.args, file, [*vars(one).values()]))
+        todo += [one.__cause__, one.__context__]
+        if isinstance(one, BaseExceptionGroup):
+            todo += one.exceptions
 
 
 def hide_own_frames(error: BaseException) -> None:

@@ -8,9 +8,10 @@ that the function, its arguments or the client's own classes do not have there.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Flag
 from functools import partial, reduce
 from operator import or_
@@ -131,13 +132,14 @@ class LocalObjects:
         self._held_by_arguments: dict[tuple[str, str], Any] = {}
         self._names: frozenset[str] | None = None
         self._code: dict[bytes, list[CodeType]] | None = None
+        self._texts: frozenset[str] | None = None
         self._learn_classes((*objects, *others))
         if mark:
             _live_instances[mark] = self
 
     def learn(self, known_objects: KnownObjects) -> bool:
         """Adds what was met when a call was packed; True when a class was not known before."""
-        self._code = None
+        self._code = self._texts = None
         for name, found in known_objects.items():
             if type(name) is tuple:
                 if name[0] != "builtins" or _is_data_type(found):
@@ -165,9 +167,15 @@ class LocalObjects:
             from jaxd_protocol.messages.tracebacks import code_mark
 
             self._code = {}
-            for code in _code_in((*self._objects, *self._others, *self._contents.values())):
+            for code in codes_in((*self._objects, *self._others, *self._contents.values())):
                 self._code.setdefault(code_mark(code), []).append(code)
         return self._code.get(mark, ())
+
+    def texts(self) -> frozenset[str]:
+        """Those in the code of the function and its arguments."""
+        if self._texts is None:
+            self._texts = texts_of((*self._objects, *self._others, *self._contents.values()))
+        return self._texts
 
     def reaches(self, module: str) -> bool:
         """Whether the function or its arguments reach the installed package of a module."""
@@ -629,7 +637,26 @@ def _names_in_code(objects: Iterable[Any]) -> Iterable[str]:
         yield from names_in(code)
 
 
-def _code_in(objects: Iterable[Any]) -> Iterable[CodeType]:
+def texts_in(value: Any) -> Iterator[str]:
+    """The texts in a plain value, those of bytes among them."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, bytes):
+        yield os.fsdecode(value)
+    elif isinstance(value, dict):
+        yield from texts_in((*value, *value.values()))
+    elif isinstance(value, tuple | list | set | frozenset):
+        for each in value:
+            yield from texts_in(each)
+
+
+def texts_of(objects: Iterable[Any]) -> frozenset[str]:
+    """The names and constants in the code of own functions, methods and classes."""
+    codes = codes_in(objects)
+    return frozenset(text for each in codes for text in texts_in((each.co_names, each.co_consts)))
+
+
+def codes_in(objects: Iterable[Any]) -> Iterable[CodeType]:
     """The code of own functions and methods, and of the functions in them."""
     todo = list(_code_of(objects))
     while todo:

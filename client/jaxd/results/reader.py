@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections import namedtuple
-from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Collection, Sequence
+from functools import lru_cache, partial
 from itertools import chain
 from math import isfinite
 from types import CodeType
@@ -19,7 +18,7 @@ from jaxd.interop.jax_runtime import (
     require_jax,
     to_jax_arrays,
 )
-from jaxd.results.local_objects import KnownObjects, LocalObjects
+from jaxd.results.local_objects import KnownObjects, LocalObjects, texts_in
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import ProtocolError, ResultError
 from jaxd_protocol.messages.calls import FAILED
@@ -75,28 +74,21 @@ class ReceivedTexts:
     def __init__(self) -> None:
         self._hashes: set[int] = set()
 
-    def take_note(self, value: Any) -> None:
-        """Adds the texts in a plain value, and their parts between slashes."""
-        for text in texts_in(value):
+    def take_note(self, value: Any, own: Callable[[], Collection[str]] = tuple) -> None:
+        """Adds the texts in a plain value, and their parts between slashes.
+
+        Args:
+            value: what a server has sent.
+            own: those that stand in code of the user's. They are no server's.
+        """
+        texts = set(texts_in(value))
+        for text in texts.difference(own()) if texts else ():
             if len(self._hashes) <= _MAX_TEXTS:
                 self._hashes.update(map(hash, parts_of_path(text)))
 
     def __contains__(self, text: str) -> bool:
         """Whether a server may have sent it; there is no end to what one can send."""
         return len(self._hashes) > _MAX_TEXTS or hash(text) in self._hashes
-
-
-def texts_in(value: Any) -> Iterator[str]:
-    """The texts in a plain value, those of bytes among them."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, bytes):
-        yield os.fsdecode(value)
-    elif isinstance(value, dict):
-        yield from texts_in((*value, *value.values()))
-    elif isinstance(value, tuple | list | set | frozenset):
-        for each in value:
-            yield from texts_in(each)
 
 
 def parts_of_path(text: str) -> set[str]:
@@ -231,9 +223,8 @@ class ResultReader:
 
     def _parsed(self, skeleton: bytes) -> tuple[Layout, str | None]:
         met = _Met(self._local_objects)
-        layout = parse_skeleton(
-            skeleton, self._find_class, None, met, take_note=received_texts.take_note
-        )
+        note = partial(received_texts.take_note, own=self._local_objects.texts)
+        layout = parse_skeleton(skeleton, self._find_class, None, met, take_note=note)
         return layout, next(iter(met.remote), None)
 
     def are_alike(self, skeleton: bytes, other: bytes) -> bool:
@@ -277,7 +268,7 @@ class ResultReader:
         found = layout.build(_read(layout.whole, blob, (), "auto"))
         if type(found) is not dict:
             raise ProtocolError("the attributes of an exception are none.")
-        received_texts.take_note(found)
+        received_texts.take_note(found, self._local_objects.texts)
         return {name: value for name, value in found.items() if not str(name).startswith("__")}
 
     def _find_class(

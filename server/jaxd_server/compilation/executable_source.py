@@ -296,9 +296,7 @@ class ExecutableSource:
         structure = structure_of(dynamic(arguments, function.statics))
         assert function.unpacked is not None
         unpacked, captured = function.unpacked, function.captured
-        callback_targets = CallbackTargets(
-            function.name, unpacked.targets, unpacked.listed, captured.ignored
-        )
+        callback_targets = CallbackTargets(function.name, unpacked.targets, unpacked.listed)
         request.emit.begin_trace()
         with redirecting_callbacks(callback_targets), unpacked.traced_for(request.source.read):
             lowered = self._compiler.lower(
@@ -310,9 +308,7 @@ class ExecutableSource:
                 request.emit,
                 captured,
             )
-        lowered = replace(
-            lowered, reads=unpacked.reads.recorded, host_state=callback_targets.host_state
-        )
+        lowered = replace(lowered, reads=unpacked.reads.recorded)
         if self._building is not None:
             lowered = self._building.compiled_there(request, lowered)
         return self._finish(request, lowered, started)

@@ -53,13 +53,14 @@ _LOG_BURST: Final = 100
 """So many failed calls of a principal are logged at once, and then one a second."""
 
 _MAX_REPLACED: Final = 8
+"""How often the function of one call may turn out to be another one: mostly, to read more."""
+
 _STATE: Final = (
     "a function that the program calls by pure_callback reads {}. On the server that would stay as "
     "it is now, and jax.jit would see each change of it. Under `jaxd run` and `pytest --jaxd` such "
     "a function runs in your process; make it a persistent function, whose key has what it reads, "
     "or pass it as an argument."
 )
-"""How often the function of one call may turn out to be another one: mostly, to read more."""
 
 
 Touched = tuple[weakref.ref[Executable], FunctionUse | None]

@@ -115,23 +115,11 @@ class CallbackTargets:
         name: its name.
         targets: what may be called back.
         listed: what `callbacks=` lists.
-        ignored: names of globals and variables that callbacks may change on the server.
-
-    Attributes:
-        ignored: the same.
-        host_state: what a function under `pure_callback` reads on the server which the client may
-            change, in words; None: nothing so far.
     """
 
     def __init__(
-        self,
-        name: str,
-        targets: CallbackCandidates,
-        listed: Sequence[ListedCallback] = (),
-        ignored: tuple[str, ...] = (),
+        self, name: str, targets: CallbackCandidates, listed: Sequence[ListedCallback] = ()
     ) -> None:
-        self.ignored = ignored
-        self.host_state: str | None = None
         self._name = name
         self._targets = targets
         self._listed = listed

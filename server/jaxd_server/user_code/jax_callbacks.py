@@ -9,7 +9,7 @@ Verified on jax 0.10.2 and 0.11.2 by tests/server/user_code/test_jax_callbacks.p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -128,31 +128,68 @@ def _runs_here(callback_targets: CallbackTargets, function: Any) -> bool:
     return runs_on_server(function) and not callback_targets.lists(function)
 
 
-def _exchange_pure(callback_targets: CallbackTargets, callback: Any) -> Any:
-    function = callback.callback_func
-    if isinstance(function, _LocalCallback):
+def _exchange_pure(_: CallbackTargets, callback: Any) -> Any:
+    if isinstance(callback.callback_func, _LocalCallback):
         return callback
-    guard = MutationGuard.of_callback(function, callback_targets.ignored)
-    callback_targets.host_state = callback_targets.host_state or guard.state()
-    return type(callback)(_LocalCallback(function, guard), callback.in_tree)
+    return type(callback)(_LocalCallback(callback.callback_func), callback.in_tree)
 
 
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)
 class _LocalCallback:
     """Calls a function here; its output belongs to the only call that can have caused it.
 
+    Attributes:
+        function: the function.
+        guard: of what it captures, which is a copy here; None while it is being traced.
+
     Raises:
-        LostUpdateError: when it changes what it captures, which is a copy here.
+        LostUpdateError: when it changes what it captures.
     """
 
     function: Any
-    guard: MutationGuard = field(compare=False)
+    guard: MutationGuard | None = field(default=None, compare=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with output_to_sole_caller():
             result = self.function(*args, **kwargs)
-        self.guard.check()
+        if self.guard is not None:
+            self.guard.check()
         return result
+
+
+def watch_callbacks(jaxpr: Any, ignored: Iterable[str]) -> str | None:
+    """From now on, what functions under `pure_callback` change here is an error.
+
+    Args:
+        jaxpr: of the program, whose trace is over. Parts of it may be of an earlier trace.
+        ignored: names of globals and variables that may change.
+
+    Returns:
+        What they read that their client may change, in words; None: nothing.
+    """
+    state = None
+    for each in _local_callbacks(jaxpr, set()):
+        if each.guard is None:
+            each.guard = MutationGuard.of_callback(each.function, ignored)
+        state = state or each.guard.state()
+    return state
+
+
+def _local_callbacks(part: Any, seen: set[int]) -> Iterator[_LocalCallback]:
+    """Those in a jaxpr, and in the jaxprs inside of it."""
+    if isinstance(part, tuple | list):
+        for each in part:
+            yield from _local_callbacks(each, seen)
+    elif hasattr(part, "jaxpr"):  # a closed one
+        yield from _local_callbacks(part.jaxpr, seen)
+    elif hasattr(part, "eqns") and id(part) not in seen:
+        seen.add(id(part))
+        for equation in part.eqns:
+            callback = equation.params.get("callback")
+            function = getattr(callback, "callback_func", None)
+            if isinstance(function, _LocalCallback):
+                yield function
+            yield from _local_callbacks(tuple(equation.params.values()), seen)
 
 
 def _exchange_debug(callback_targets: CallbackTargets, callback: Any) -> Any:

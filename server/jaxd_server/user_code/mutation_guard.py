@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from operator import is_
 from types import (
-    BuiltinFunctionType,
     CellType,
     CodeType,
     FunctionType,
@@ -36,6 +35,7 @@ from jaxd_protocol.fingerprint.walk import WalkResult
 from jaxd_protocol.jax_objects.installed_state import Change, InstalledState
 from jaxd_protocol.jax_objects.names import is_of_jax
 from jaxd_protocol.jit.static_leaves import StaticLeaf
+from jaxd_protocol.packages.importable import importable_name
 from jaxd_protocol.packages.installed import is_local_module
 from jaxd_protocol.pickling.unpack.private_modules import is_private
 from jaxd_protocol.pytree import is_literal
@@ -43,16 +43,28 @@ from jaxd_server.user_code.hidden_state import HiddenStates
 
 _MISSING: Final = object()
 _PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
-_CODE: Final = (FunctionType, BuiltinFunctionType, ModuleType, type, np.ufunc)
 _CALCULATING: Final = frozenset(
     {"builtins", "math", "cmath", "operator", "functools", "itertools", "numpy", "scipy"}
     | {"jax", "jaxlib", "ml_dtypes"}
 )
 _STATEFUL: Final = frozenset(
     {"open", "input", "eval", "exec", "__import__", "globals", "random", "load", "loadtxt"}
-    | {"genfromtxt", "fromfile", "memmap", "errstate", "geterr", "seterr", "devices"}
+    | {
+        "io",
+        "loadmat",
+        "genfromtxt",
+        "fromfile",
+        "fromregex",
+        "memmap",
+        "errstate",
+        "geterr",
+        "seterr",
+        "devices",
+    }
 )
 """Names by which code that only uses these packages gets at files, the process and its state."""
+
+_STATEFUL_MODULES: Final = ("numpy.random.", "scipy.io.", "scipy.datasets.")
 
 _COPY: Final = (
     "On the server that is a copy: yours would stay as it is. Return what is new, or do it outside "
@@ -105,12 +117,19 @@ class MutationGuard:
         ignored: the same.
         is_spoiled: whether something was changed that could not be made what it was.
         is_own: whether what reaches the objects is code of the user's, and not a library's.
+        bound: what a callback is bound to that may change, in words; None: nothing.
+        hidden: states that no attribute shows, of objects that a callback reaches.
+        reached: the objects, and what their variables hold.
     """
 
     def __init__(self, objects: Iterable[Any] = (), ignored: Iterable[str] = ()) -> None:
         self.is_spoiled = False
         self.ignored = tuple(ignored)
         self.is_own = True
+        self.bound: str | None = None
+        self.hidden: HiddenStates | None = None
+        self._lost: str | None = None  # what a callback has changed
+        self._lock = threading.Lock()  # guards _lost
         objects = list(objects)
         self._functions = [each for each in objects if isinstance(each, FunctionType)]
         self._places = [
@@ -125,7 +144,7 @@ class MutationGuard:
         places = (place.before for place in self._places)
         found = {id(each): each for each in (*objects, *places, *inside)}
         self._held = [(each, _content(each)) for each in found.values() if _can_change(each)]
-        self._reached = list(found.values())
+        self.reached = list(found.values())
 
     @classmethod
     def of_walk(cls, walked: WalkResult, ignored: Iterable[str] = ()) -> MutationGuard:
@@ -157,11 +176,14 @@ class MutationGuard:
         """A snapshot of what a function that a program calls while it runs could change."""
         try:
             made = cls.of_walk(walk(function, "callback", ignore=tuple(ignored)), ignored)
-        except PackingError:
-            return NO_GUARD
+            made.bound = _bound_to(function)
+        except PackingError as error:
+            made = cls()
+            made.bound = f"what cannot be looked at ({error})"
         while isinstance(function, functools.partial):
             function = function.func
         made.is_own = is_local_module(str(getattr(function, "__module__", "")))
+        made.hidden = HiddenStates([each for each in made.reached if not _is_array(each)])
         return made
 
     def state(self) -> str | None:
@@ -170,27 +192,39 @@ class MutationGuard:
         In words. That is all but functions, classes and modules that only calculate, and but what
         a library's function has made for itself, such as the texts of `equinox.error_if`.
         """
+        if self.bound is not None:
+            return self.bound
         for place in self._places:
             if place.before is not _MISSING and not _only_calculates(place.before):
                 return place.words
-        if self._held and self.is_own:
+        if self.is_own and self._held:
             return self._words_for(self._held[0][0])
-        codes = [each.__code__ for each in self._functions if is_local_module(each.__module__)]
-        names = (name for code in codes for name in _names_of_state(code))
+        if self.is_own and any(map(_is_array, self.reached)):
+            return "an array"
+        own = [each for each in self._functions if is_local_module(each.__module__)]
+        for each in own:
+            given = (*(each.__defaults__ or ()), *(each.__kwdefaults__ or {}).values())
+            if not all(is_literal(one) or _only_calculates(one) for one in given):
+                return f"a default of {each.__name__}"
+        names = (name for each in own for name in _names_of_state(each.__code__))
         return next((f"what {name!r} gives" for name in names), None)
 
     def check(self) -> None:
-        """Returns when nothing that can be assigned has changed; else all of it is as before.
+        """Returns while nothing has changed; else what can be assigned is as before.
 
         Raises:
-            LostUpdateError: when something was changed.
+            LostUpdateError: when something was changed, then and from then on: what runs beside
+                may have seen it.
         """
-        changed = self._changed()
-        if changed is not None:
-            self.restore()
-            raise LostUpdateError(
-                f"the function changes {changed} in what it gives to pure_callback. {_COPY}"
-            )
+        with self._lock:
+            if self._lost is None:
+                self._lost = self._changed(self.hidden)
+                if self._lost is None:
+                    return
+                self.restore()
+        raise LostUpdateError(
+            f"the function changes {self._lost} in what it gives to pure_callback. {_COPY}"
+        )
 
     @contextmanager
     def kept(self) -> Iterator[None]:
@@ -199,7 +233,7 @@ class MutationGuard:
         Raises:
             LostUpdateError: when something was changed.
         """
-        hidden = HiddenStates(self._reached)  # what runs on the host may have changed it before
+        hidden = HiddenStates(self.reached)  # what runs on the host may have changed it before
         try:
             yield
             changed = self._changed(hidden)
@@ -300,11 +334,34 @@ def _assigns(code: CodeType, name: str) -> bool:
 
 def _only_calculates(value: Any) -> bool:
     """Whether it is code of the user's, which is looked at itself, or of a library for numbers."""
-    if not isinstance(value, _CODE):
-        return False
-    home = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
-    root = str(home or "numpy").partition(".")[0]  # ufuncs of older versions of numpy have none
-    return root in _CALCULATING or is_local_module(str(home))
+    if isinstance(value, ModuleType):
+        home = value.__name__
+    elif isinstance(value, FunctionType | type):
+        home = value.__module__
+    else:
+        found = importable_name(value) if callable(value) else None
+        if found is None:
+            return False
+        home = found[0]
+    is_stateful = f"{home}.".startswith(_STATEFUL_MODULES)
+    return is_local_module(home) or (home.partition(".")[0] in _CALCULATING and not is_stateful)
+
+
+def _bound_to(function: Any) -> str | None:
+    """What a callable holds beside code that only calculates, in words; None: nothing."""
+    while isinstance(function, functools.partial):
+        held = (*function.args, *function.keywords.values())
+        if not all(is_literal(each) or _only_calculates(each) for each in held):
+            return "what a partial holds"
+        function = function.func
+    if isinstance(function, FunctionType) or _only_calculates(function):
+        return None
+    owner = getattr(function, "__self__", function)
+    return f"an object of type {type(owner).__qualname__}"
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray)
 
 
 def _names_of_state(code: CodeType) -> Iterator[str]:

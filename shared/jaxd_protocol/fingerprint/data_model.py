@@ -524,7 +524,7 @@ class ReachedObjects:
         functions, classes: the user's own that count by content, in the order of the walk.
         aliased: arrays, partials and cells, each as often as it is met: they have no number.
         has_aliases: whether code that tells objects apart meets one of these twice.
-        was_told: whether code of the user's has said what an object is made of: it may read others.
+        was_told: whether code in Python has said what an object is made of: it may read others.
     """
 
     def __init__(self, archives: Archives | None = None) -> None:

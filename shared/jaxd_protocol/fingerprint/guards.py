@@ -243,7 +243,9 @@ class Guards:
 
     def _containers_hold(self) -> bool:
         for mapping, keys, values in self._dicts.values():
-            if len(mapping) != len(keys) or not _same(mapping, keys):
+            if len(mapping) != len(keys) and not _has_noted_slots(mapping, keys):
+                return False
+            if not _same(mapping, keys):
                 return False
             if not _same(mapping.values(), values):
                 return False
@@ -276,6 +278,12 @@ class Guards:
                     return False
             self._stamp = stamp
         return True
+
+
+def _has_noted_slots(mapping: Any, keys: tuple[Any, ...]) -> bool:
+    """Whether a class has only got what `copyreg` notes in it when an object is copied first."""
+    is_one_more = type(mapping) is MappingProxyType and len(mapping) == len(keys) + 1
+    return is_one_more and next(reversed(mapping)) == "__slotnames__"
 
 
 def _access(cls: type) -> tuple[Any, Any]:

@@ -126,8 +126,7 @@ class FailureOrigin(NamedTuple):
         phase: `packing`: before it was sent; `building`: before it ran, while its function or its
             arguments were unpacked, or while it was traced, lowered or compiled; `running`; or
             `reading`: its result cannot be read, or lacks what its Python has changed, and it had
-            no effect. Empty where none of this
-            is known, or it had effects.
+            no effect. Empty where none of this is known, or it had effects.
         raised_in: the module whose `raise` or `assert` it was; empty when Python itself, or code
             in C, has raised it.
         call: the id of the call, which stands in the server's log; empty where there was none.

@@ -203,7 +203,7 @@ class SkeletonReader:
         self.at += 1
         state, is_own = {}, bool(content)
         for _ in range(self.count()):
-            name = self.literal()
+            name = self._value()
             state[name] = self._within(cls, str(name))
         return lambda leaves: own.instance(
             cls, {name: child(leaves) for name, child in state.items()}, is_own=is_own

@@ -20,7 +20,7 @@ from jaxd.results.reader import ResultReader
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.messages.recorded_reads import ProcessRead, to_reads
-from tests.client.results.test_reader import received
+from tests.client.results.test_reader import received, sent
 from tests.shared.fingerprint.defining import function
 
 
@@ -180,9 +180,9 @@ def sent_in_an_error(text: str) -> Any:
     return exception_of(failure, "f", ResultReader({}), "unix:x").args[0]
 
 
-@pytest.mark.parametrize("sent", [sent_in_a_result, sent_in_a_value, sent_in_an_error])
+@pytest.mark.parametrize("send", [sent_in_a_result, sent_in_a_value, sent_in_an_error])
 def test_what_a_server_has_sent_names_nothing(
-    project: Path, monkeypatch: pytest.MonkeyPatch, sent: Callable[[str], Any]
+    project: Path, monkeypatch: pytest.MonkeyPatch, send: Callable[[str], Any]
 ) -> None:
     """Where the function holds it; what stands in its code names it all the same."""
     texts = reader.ReceivedTexts()
@@ -190,7 +190,7 @@ def test_what_a_server_has_sent_names_nothing(
         monkeypatch.setattr(module, "received_texts", texts)
     monkeypatch.setenv("SENT", "told")
     assert told("return T", "file", "data/table.txt", T=["data/table.txt"]) == b"in"
-    path, variable = sent("data/table.txt"), sent("SENT")
+    path, variable = send("data/table.txt"), send("SENT")
     for body, kind, name, value in [
         ("return T", "file", "data/table.txt", path),
         ("return T", "file", "data/table.txt", f"./{path}"),
@@ -200,7 +200,23 @@ def test_what_a_server_has_sent_names_nothing(
         with pytest.raises(PackingError):
             told(body, kind, name, T=[value])
     assert told("return open('data/table.txt')", "file", "data/table.txt") == b"in"
+    number = np.frombuffer(b"SECRETK8", np.float64)[0]
+    monkeypatch.setenv("SECRETK8", "told")
+    with pytest.raises(PackingError):
+        told("return T", "variable", "SECRETK8", T=[number])
     assert told("return ('SENT',)", "variable", "SENT") == "told"
+
+
+def test_a_text_of_the_functions_own_is_none_of_a_servers(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as the key of a dict that it returns: it may be the name of a folder as well."""
+    texts = reader.ReceivedTexts()
+    for module in (reader, process_answers):
+        monkeypatch.setattr(module, "received_texts", texts)
+    own = FunctionSnapshot(function("return {'data': x}"), Options()).reader
+    own.read(*sent({"data": np.ones(1)}), "numpy")
+    assert told("return T", "file", "data/table.txt", T=["data/table.txt"]) == b"in"
 
 
 def test_of_a_server_that_sends_without_end_all_is_taken_to_be_its_own(

@@ -194,27 +194,30 @@ class HookedFunction(PersistentFunction[..., Any]):
                 if self._runs is not None:
                     self._runs.calls += 1
                 if self._is_new:
-                    self._is_new = False
-                    self._prepare()
+                    self._is_new = not self._prepare()
             return super().__call__(*args, **kwargs)
         except BaseException as error:
             hide_frames(error)
             raise
 
-    def _prepare(self) -> None:
+    def _prepare(self) -> bool:
         """Has calls run here at once, where no server could answer them in a run before.
 
         And those of a function that reads while it is traced what each process has another one of:
         a clock, a random state. From a server all would get the value of the first process.
+
+        Returns:
+            Whether that is settled; else the next call is to ask again.
         """
         caller = self._binding.find_caller()
         if caller is None or not runs_locally(caller.session, self._binding.settings.fallback):
-            return
+            return False
         self._binding.snapshots.refuses_unrepeatable = True
         server = caller.session.settings.server
         reason = None if self._runs is None else former_runs.refusal(self._runs, server)
         if reason is not None:
             self._binding.snapshots.refusal = FunctionRefusal(reason)
+        return True
 
     def _local_run(
         self,

@@ -45,6 +45,7 @@ from jaxd_server.runtime.events import Emit
 from jaxd_server.runtime.imported_packages import Dependencies
 from jaxd_server.runtime.system_memory import resident_bytes
 from jaxd_server.user_code.interrupt import run_interruptibly
+from jaxd_server.user_code.jax_callbacks import watch_callbacks
 from jaxd_server.user_code.mutation_guard import NO_GUARD, MutationGuard, installed_guard
 from jaxd_server.user_code.output import CallOutput, capture_warnings, output_to
 
@@ -113,6 +114,14 @@ class LoweredFunction:
     dependencies: Dependencies | None = None
     elsewhere: Elsewhere | None = None
     host_state: str | None = None
+
+
+def _check_order(name: str, found: Any, expected: Any) -> None:
+    if found != expected:
+        raise InternalError(
+            f"jax takes the arguments of {name} in another order than jaxd passes them. "
+            "Please report this with the arguments of the call."
+        )
 
 
 def received(program: bytes, lowered: Any) -> LoweredFunction:
@@ -214,15 +223,14 @@ class Compiler:
             changed = restore_defaults()
         if changed:
             raise _changed_settings(name, changed)
-        if lowered.in_tree != structure:
-            raise InternalError(
-                f"jax takes the arguments of {name} in another order than jaxd passes them. "
-                "Please report this with the arguments of the call."
-            )
+        _check_order(name, lowered.in_tree, structure)
         form = result_layout(out_leaves(lowered), lowered.out_tree)
+        state = None if obstacle is None else watch_callbacks(traced.jaxpr, captured.ignored)
         took = time.monotonic() - started
         self._counters.add(trace_s=took)
-        return LoweredFunction(program, obstacle, form, lowered.out_tree, took, lowered)
+        return LoweredFunction(
+            program, obstacle, form, lowered.out_tree, took, lowered, host_state=state
+        )
 
     def compile(
         self, function: LoweredFunction, name: str, options: Options, emit: Emit, device: int = 0

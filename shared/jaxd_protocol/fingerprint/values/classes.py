@@ -1,13 +1,8 @@
-"""Classes: the user's own by all that is in them, installed ones by name.
-
-Private to Python: `copyreg._slotnames`, which notes in a class what slots it has, as the first
-copy of an object does, so that guards do not take that for a change.
-"""
+"""Classes: the user's own by all that is in them, installed ones by name."""
 
 from __future__ import annotations
 
 import abc
-import copyreg
 import sys
 from collections.abc import Collection
 from enum import Enum, EnumMeta
@@ -163,8 +158,7 @@ def _emit_content(walk: Walk, cls: type) -> None:
     walk.text(cls.__name__)
     walk.guards.attribute(cls, "__bases__", cls.__bases__)
     walk.guards.attribute(cls, "__name__", cls.__name__)
-    if type(cls).__setattr__ is type.__setattr__:
-        copyreg._slotnames(cls)  # type: ignore[attr-defined]  # noqa: SLF001
+    walk.guards.instance(cls)
     walk.guards.mapping(vars(cls))
     candidates = vars(cls).keys() - registrations.GENERATED_ATTRIBUTES - _IGNORED_ATTRIBUTES
     names = sorted(name for name in candidates if _is_content(cls, name))

@@ -196,7 +196,7 @@ def _instance(walk: Walk, value: Any) -> None:
         walk.emit_child(".__fingerprint__()", hook(value))
         walk.guards.answer(lambda: hook(value), hook(value))
         return
-    if any(walk.is_local(globals_module(each)) for each in code_asked(kind)):
+    if any(globals_module(each) not in _GENERATORS for each in code_asked(kind)):
         walk.reach.was_told = True
     try:
         reduced = reduce_object(value)
@@ -308,6 +308,8 @@ def _state(walk: Walk, value: Any, state: Any) -> None:
 
 
 _PRIVATE: Final = frozenset({"_hash", "cls_ref"})
+_GENERATORS: Final = frozenset({"dataclasses", "attr._make"})
+"""Modules whose methods say of an object no more than what its attributes are."""
 
 
 def _is_private(walk: Walk, value: Any, name: str, content: Any) -> bool:

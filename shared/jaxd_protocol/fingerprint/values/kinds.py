@@ -338,7 +338,7 @@ def make_type_variable(
 
 def _forward_state(value: typing.ForwardRef) -> tuple[None, dict[str, Any]]:
     """Its attributes but for what `typing.get_type_hints` has found, which may lead back to it."""
-    names = "__forward_module__", "__forward_is_class__"
+    names = "__forward_module__", "__forward_is_argument__", "__forward_is_class__"
     return None, {name: getattr(value, name) for name in names}
 
 
@@ -399,7 +399,7 @@ _KINDS: Final[dict[type, Kind]] = {
     types.ClassMethodDescriptorType: _DESCRIPTOR,
     typing.ForwardRef: Kind(
         "forward reference",
-        lambda value: (value.__forward_arg__, value.__forward_is_argument__),
+        lambda value: (value.__forward_arg__,),
         typing.ForwardRef,
         _forward_state,
     ),
