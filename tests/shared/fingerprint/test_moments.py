@@ -132,12 +132,16 @@ RATE, STATE = 2, {"a": 1}
 class Base:
     unit: int = 1
 class Elsewhere: pass
+class Meta(type): pass
+class Plain(metaclass=Meta): pass
+class OtherMeta(type):
+    extra = 1
 class Told:
     def __reduce__(self): return len, (STATE["a"] * "x",)
 class Open(abc.ABC): pass
 class Model(Base):
     width, table, array = 8, {"a": [1]}, ARRAY
-    def run(self): return helper(self), Other, Open, fractions.Fraction
+    def run(self): return helper(self), Other, Open, fractions.Fraction, Plain
 class Other:
     def to(self): return Model
 class Telling:
@@ -160,6 +164,7 @@ EDITS = (
     "Base.unit = 2",
     "Base.__annotations__['late'] = int",
     "Other.late = 1",
+    "Plain.__class__ = OtherMeta",
     "Other.__name__ = 'Another'",
     "Open.register(Elsewhere)",
     "jax.tree_util.register_pytree_node(Other, lambda it: ((), None), lambda *_: Other())",
@@ -183,6 +188,14 @@ def test_what_is_known_of_a_class_is_as_it_is_now(edit: str) -> None:
     assert digest(before=True) == digest(before=False)
     unchanged = walk(define(SUBJECT, ARRAY=np.arange(3), jax=jax).f, "it").fingerprint.digest
     assert digest(before=True) != unchanged
+
+
+def test_a_class_may_be_gone_through_while_it_is_looked_at() -> None:
+    """Nothing is put into it."""
+    made = define("class Config:\n    a, b = 1, 2\ndef f(): return Config().a")
+    for name in vars(made.Config):
+        walk(made.f, name)
+    assert "__slotnames__" not in vars(made.Config)
 
 
 def test_what_is_known_of_a_class_is_of_one_moment() -> None:
