@@ -485,6 +485,7 @@ def test_one_object_in_two_arguments_is_refused(client: Client, kind: Callable[[
     checked(right(X, other, other), X * 2)
 
 
+@pytest.mark.own_server
 @pytest.mark.parametrize("kind", [partial(Tag, "way"), Rule])
 def test_one_object_in_two_arguments_here(client: Client, kind: Callable[[], Any]) -> None:
     """A call that is traced in this process has the objects themselves."""
