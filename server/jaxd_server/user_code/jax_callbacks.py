@@ -180,9 +180,7 @@ def _local_callbacks(part: Any, seen: set[int]) -> Iterator[_LocalCallback]:
     if isinstance(part, tuple | list):
         for each in part:
             yield from _local_callbacks(each, seen)
-    elif hasattr(part, "jaxpr"):  # a closed one
-        yield from _local_callbacks(part.jaxpr, seen)
-    elif hasattr(part, "eqns") and id(part) not in seen:
+    elif hasattr(part, "eqns") and id(part) not in seen:  # a closed one has them as well
         seen.add(id(part))
         for equation in part.eqns:
             callback = equation.params.get("callback")
