@@ -15,13 +15,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from operator import is_
-from types import (
-    CellType,
-    CodeType,
-    FunctionType,
-    ModuleType,
-    SimpleNamespace,
-)
+from types import CellType, CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -44,23 +38,17 @@ from jaxd_server.user_code.hidden_state import HiddenStates
 _MISSING: Final = object()
 _PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
 _CALCULATING: Final = frozenset(
-    {"builtins", "math", "cmath", "operator", "functools", "itertools", "numpy", "scipy"}
-    | {"jax", "jaxlib", "ml_dtypes"}
+    [
+        *("builtins", "math", "cmath", "operator", "functools", "itertools"),
+        *("numpy", "scipy", "jax", "jaxlib", "ml_dtypes"),
+    ]
 )
 _STATEFUL: Final = frozenset(
-    {"open", "input", "eval", "exec", "__import__", "globals", "random", "load", "loadtxt"}
-    | {
-        "io",
-        "loadmat",
-        "genfromtxt",
-        "fromfile",
-        "fromregex",
-        "memmap",
-        "errstate",
-        "geterr",
-        "seterr",
-        "devices",
-    }
+    [
+        *("open", "input", "eval", "exec", "__import__", "globals", "random", "devices"),
+        *("io", "load", "loadmat", "loadtxt", "genfromtxt", "fromfile", "fromregex", "memmap"),
+        *("errstate", "geterr", "seterr"),
+    ]
 )
 """Names by which code that only uses these packages gets at files, the process and its state."""
 
@@ -256,7 +244,7 @@ class MutationGuard:
         self.is_spoiled = self.is_spoiled or hidden.changed() is not None
         self.restore()
 
-    def _changed(self, hidden: HiddenStates | None = None) -> str | None:
+    def _changed(self, hidden: HiddenStates | None) -> str | None:
         """What has changed first, in words; None when nothing has."""
         places = (place for place in self._changed_places() if not self._is_kept_by_module(place))
         place = next(places, None)

@@ -210,8 +210,10 @@ class HookedFunction(PersistentFunction[..., Any]):
             Whether that is settled; else the next call is to ask again.
         """
         caller = self._binding.find_caller()
-        if caller is None or not runs_locally(caller.session, self._binding.settings.fallback):
+        if caller is None:
             return False
+        if not runs_locally(caller.session, self._binding.settings.fallback):
+            return caller.session.connected  # else the server could not be asked
         self._binding.snapshots.refuses_unrepeatable = True
         server = caller.session.settings.server
         reason = None if self._runs is None else former_runs.refusal(self._runs, server)
