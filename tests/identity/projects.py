@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from textwrap import dedent
+from zlib import crc32
 
 import pytest
 
@@ -60,11 +62,16 @@ def files_of(text: str) -> dict[str, str]:
 
 
 def write(folder: Path, text: str) -> Path:
-    """Writes the files below a folder, which is made."""
+    """Writes the files below a folder, which is made.
+
+    What is installed has a time that goes by its content: it counts by time and size.
+    """
     for name, content in files_of(text).items():
         file = folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(content + (UNRELATED_FUNCTION if name == "main.py" else ""))
+        if name.startswith(INSTALLED):
+            os.utime(file, (time_s := 1_700_000_000 + crc32(content.encode()) % 1_000_000, time_s))
     return folder
 
 

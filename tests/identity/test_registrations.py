@@ -74,6 +74,22 @@ ROWS = [
     edit("a form for a class that nothing reaches", PROJECT, "# here", "shapes.area.register(Ring, area_of_square)", "other", f"{SQUARE} number direct"),
 ]  # fmt: skip
 
+GENERIC = """
+import abc, functools
+class Shape(abc.ABC): pass
+class Other(abc.ABC): pass
+@functools.singledispatch
+def sides(shape): return 0
+@sides.register
+def _(shape: Shape): return 1
+# here
+def step(x): return sides(x)
+"""
+ROWS += [
+    edit("a class that a generic function has nothing of, registered before it is called", GENERIC, "# here", "Other.register(list); sides(3)", "", "step"),
+    edit("a form for an abstract class", GENERIC, "shape: Shape", "shape: list"),
+]  # fmt: skip
+
 
 TABLES = """
 import weakref

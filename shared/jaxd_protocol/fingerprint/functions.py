@@ -54,6 +54,10 @@ _REFLECTION: Final = frozenset(
 _CHECKER_STATE: Final = frozenset({"__beartype_call_curr", "__beartype_getrandbits"})
 """Defaults of functions that beartype makes: what it says of an error, which item it looks at."""
 
+_GENERIC: Any = functools.singledispatch(repr)
+_DISPATCHING: Final[tuple[CodeType, ...]] = (_GENERIC.dispatch.__code__, _GENERIC.register.__code__)
+"""Code of what `functools.singledispatch` makes, which has the variable `cache_token`."""
+
 
 def emit_function(walk: Walk, function: FunctionType) -> None:
     """Appends a function."""
@@ -148,12 +152,25 @@ def _attributes(walk: Walk, function: FunctionType) -> None:
         walk.emit_labelled(f"attribute {function.__name__}.{name}", attributes[name])
 
 
+def is_registration_count(function: FunctionType, variable: str) -> bool:
+    """Whether a variable of a closure is how many abstract registrations a generic function saw.
+
+    It is another number in each process and after many an import. The function compares it with the
+    number of its process, and forgets which forms it has found where they differ.
+    """
+    return variable == "cache_token" and any(function.__code__ is each for each in _DISPATCHING)
+
+
 def _closure(walk: Walk, function: FunctionType, uses: Mapping[str, Mapping[Steps, int]]) -> None:
     names = function.__code__.co_freevars
     for name, cell in zip(names, function.__closure__ or (), strict=True):
         walk.text(name)
-        walk.guards.cell(cell)
         walk.reach.aliased.append(cell)
+        if is_registration_count(function, name):
+            is_set = cell.cell_contents is not None  # since the first form for an abstract class
+            walk.emit_labelled(f"closure {name}", is_set)
+            continue
+        walk.guards.cell(cell)
         try:
             value = cell.cell_contents
         except ValueError:

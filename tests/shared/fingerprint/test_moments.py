@@ -126,8 +126,32 @@ def test_a_class_of_a_function_is_not_kept_for_its_walk(taken_apart: list[type])
     assert len(taken_apart) == 2
 
 
+STANDARD = """
+import collections, enum, fractions, inspect, pathlib, typing
+Pair = collections.namedtuple("Pair", "one other")
+class Color(enum.Enum): RED = 1
+class Model:
+    kind, color, pair = typing.NewType("kind", int), Color.RED, Pair(1, 2)
+    either, calls = int | None, collections.abc.Callable[[int], int]
+    shape, place = inspect.signature(len), pathlib.Path("a")
+    ratio, counter = fractions.Fraction(1, 2), collections.Counter("a")
+def f(): return Model
+def g(): return Model, 1
+"""
+
+
+def test_a_class_with_objects_of_the_standard_library_is_taken_apart_once(
+    taken_apart: list[type],
+) -> None:
+    """Its code says of an object what that holds, and nothing else that could change."""
+    made = define(STANDARD)
+    for value in (made.f, made.g):
+        walk(value, "it")
+    assert taken_apart.count(made.Model) == 1
+
+
 SUBJECT = """
-import abc, fractions, os
+import abc, collections, fractions, os
 RATE, STATE = 2, {"a": 1}
 class Base:
     unit: int = 1
@@ -141,6 +165,8 @@ class Told:
 class Open(abc.ABC): pass
 class Model(Base):
     width, table, array = 8, {"a": [1]}, ARRAY
+    ratio, counter = fractions.Fraction(1, 2), collections.Counter("a")
+    named = collections.UserDict()
     def run(self): return helper(self), Other, Open, fractions.Fraction, Plain
 class Other:
     def to(self): return Model
@@ -161,6 +187,9 @@ EDITS = (
     "Model.run.__code__ = Other.to.__code__",
     "Model.table['a'].append(2)",
     "Model.array[1] = 5",
+    "Model.ratio._numerator = 3",
+    "Model.counter['a'] = 5",
+    "Model.named['late'] = 1",
     "Base.unit = 2",
     "Base.__annotations__['late'] = int",
     "Other.late = 1",

@@ -196,7 +196,7 @@ def _instance(walk: Walk, value: Any) -> None:
         walk.emit_child(".__fingerprint__()", hook(value))
         walk.guards.answer(lambda: hook(value), hook(value))
         return
-    if any(globals_module(each) not in _GENERATORS for each in code_asked(kind)):
+    if not {globals_module(each).partition(".")[0] for each in code_asked(kind)} <= _TELL_NO_MORE:
         walk.reach.was_told = True
     try:
         reduced = reduce_object(value)
@@ -308,8 +308,8 @@ def _state(walk: Walk, value: Any, state: Any) -> None:
 
 
 _PRIVATE: Final = frozenset({"_hash", "cls_ref"})
-_GENERATORS: Final = frozenset({"dataclasses", "attr._make"})
-"""Modules whose methods say of an object no more than what its attributes are."""
+_TELL_NO_MORE: Final = sys.stdlib_module_names | {"attr", "jaxtyping"}
+"""Modules and packages whose functions say of an object no more than what it holds itself."""
 
 
 def _is_private(walk: Walk, value: Any, name: str, content: Any) -> bool:

@@ -7,6 +7,7 @@ from types import CellType, FunctionType
 from typing import Any, Final
 
 from jaxd_protocol.fingerprint.code.reads import facts_of
+from jaxd_protocol.fingerprint.functions import is_registration_count
 from jaxd_protocol.fingerprint.values.modules import IGNORED_ATTRIBUTES
 from jaxd_protocol.fingerprint.values.reflection import names_in_annotations, raw_annotations
 from jaxd_protocol.packages.importable import importable_name
@@ -90,7 +91,11 @@ def _state(packer: Packer, function: FunctionType, found: dict[str, Any]) -> dic
     if found:
         state["globals"] = found
     if function.__closure__:
-        state["closure"] = tuple(_cell_content(cell) for cell in function.__closure__)
+        names = function.__code__.co_freevars
+        state["closure"] = tuple(
+            _cell_content(function, name, cell)
+            for name, cell in zip(names, function.__closure__, strict=True)
+        )
     if vars(function):
         state["attributes"] = dict(vars(function))
     more = _extra_attributes(function) | _read_attributes(packer, function)
@@ -99,11 +104,14 @@ def _state(packer: Packer, function: FunctionType, found: dict[str, Any]) -> dic
     return state
 
 
-def _cell_content(cell: CellType) -> tuple[Any, ...]:
+def _cell_content(function: FunctionType, name: str, cell: CellType) -> tuple[Any, ...]:
     try:
-        return (cell.cell_contents,)
+        content = cell.cell_contents
     except ValueError:
         return ()
+    if content is not None and is_registration_count(function, name):
+        return (0,)  # that of no process: what it has found is looked up anew
+    return (content,)
 
 
 def _extra_attributes(function: FunctionType) -> dict[str, Any]:
