@@ -5,12 +5,12 @@ Written after a build, read by `why` and its like; a warm call does not touch it
 
 from __future__ import annotations
 
+import itertools
 import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Final, Literal
 
 from jaxd_protocol.base.bounded import BoundedDict
@@ -69,12 +69,14 @@ Verdict = Literal["hit", "load", "compile"]
 """What a call finds: a ready executable, one on disk, or none."""
 
 _PART_BYTES: Final = 150
-_SMALL_SKELETON: Final = 1 << 14
+_MAX_FORMS: Final = 512
+_FEW_LEAVES: Final = 64
 
+_forms: Final = BoundedDict[tuple[int, int, tuple[str, ...]], dict[str, Argument]](_MAX_FORMS)
+"""What arguments look like, by hash and length of their skeleton, which may be large itself.
 
-@lru_cache(maxsize=128)  # a record is read again for each further program of its function
-def _forms_of_small(skeleton: bytes, parameters: tuple[str, ...]) -> dict[str, Argument]:
-    return argument_shapes(skeleton, parameters)
+All entries of a key are read for each further program of it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +104,14 @@ class BuildEntry:
     @property
     def arguments(self) -> dict[str, Argument]:
         """What the arguments look like."""
-        if len(self.skeleton) > _SMALL_SKELETON:
-            return argument_shapes(self.skeleton, self.parameters)
-        return _forms_of_small(self.skeleton, self.parameters)
+        key = hash(self.skeleton), len(self.skeleton), self.parameters
+        found = _forms.get(key)
+        if found is None:
+            found = argument_shapes(self.skeleton, self.parameters)
+            leaves = itertools.chain.from_iterable(each.form.leaves() for each in found.values())
+            if sum(1 for _ in leaves) <= _FEW_LEAVES:
+                _forms[key] = found
+        return found
 
     @property
     def warm(self) -> Executable | None:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from jaxd_protocol.base.bounded import BoundedDict
-from jaxd_protocol.explain.argument_shapes import argument_shapes
 from jaxd_protocol.explain.key_differences import dependency_difference
 from jaxd_protocol.messages.function_manifest import FunctionDescriptor
 from jaxd_server.compilation.compiling.builds import Build, current_build
@@ -272,7 +271,6 @@ class BuildLog:
         self, function: Function, skeleton: bytes, made: BuildResult
     ) -> tuple[BuildLogEntry, list[Advice]]:
         described = describe(function)
-        arguments = argument_shapes(skeleton, described.parameters)
         now, seconds = time.time(), made.executable.costs.paid_s
         built = BuildEntry(
             skeleton,
@@ -287,7 +285,7 @@ class BuildLog:
         visibility = self.known_functions.visibility(principal)
         with self._lock:
             seen = build_history.records(visibility)
-            reason = reason_for(seen, function.key, described, arguments)
+            reason = reason_for(seen, function.key, described, built.arguments)
             if made.changed and not reason.differences:
                 found = tuple(dependency_difference(*change) for change in made.changed)
                 reason = replace(reason, differences=found)

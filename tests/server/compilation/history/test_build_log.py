@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxd_protocol.explain.argument_shapes import Argument, argument_shapes
 from jaxd_protocol.messages.function_manifest import FunctionManifest
 from jaxd_protocol.packages.distributions import Package
 from jaxd_server.compilation.functions.function import Described, Function
+from jaxd_server.compilation.history import build_history
 from jaxd_server.compilation.history import build_log as module
 from jaxd_server.compilation.history.build_log import BuildLog, describe
 from jaxd_server.runtime.events import SILENT
@@ -93,6 +95,23 @@ def test_each_build_has_its_reason() -> None:
     ]
     assert len(decisions.recent(2)) == 2
     assert decisions.recent(0) == []
+
+
+def test_arguments_are_read_once_however_many_builds_follow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where a large object is among them: each build is compared with all before it."""
+    read: list[bytes] = []
+
+    def noted(skeleton: bytes, parameters: tuple[str, ...]) -> dict[str, Argument]:
+        read.append(skeleton)
+        return argument_shapes(skeleton, parameters)
+
+    monkeypatch.setattr(build_history, "argument_shapes", noted)
+    decisions, skeletons = BuildLog(), [skeleton_of(f"{n}" * 50_000) for n in range(10, 20)]
+    for skeleton in skeletons:
+        decisions.made(function_with(), skeleton, made(PROGRAM), SILENT)
+    assert sorted(read) == sorted(skeletons)
 
 
 def test_a_decision_is_json() -> None:
