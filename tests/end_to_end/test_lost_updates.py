@@ -7,6 +7,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import jax
 import numpy as np
 import pytest
 
@@ -165,6 +166,68 @@ def test_an_object_of_a_method(client: Client, name: str, how: str) -> None:
         with pytest.raises(LostUpdateError, match=r"changes a (Trainer|Counter|list)"):
             call(ONES)
     assert trainer.traces == trainer.inner.own == len(trainer.shapes) == 0
+
+
+TRACES: list[Any] = []
+TOTAL = 0
+
+
+class Plain:
+    """Changes a global, and a list that its module holds."""
+
+    def in_global(self, x: Any) -> Any:
+        """Assigns a global."""
+        global TOTAL  # noqa: PLW0603
+        TOTAL += 1
+        return x * 2
+
+    def in_a_list(self, x: Any) -> Any:
+        """Adds to a list of the module."""
+        TRACES.append(x.shape)
+        return x * 2
+
+
+@jax.tree_util.register_pytree_node_class
+class Node(Plain):
+    """The same of a node of jax, which keeps an object beside its array."""
+
+    def __init__(self, weight: Any, about: Any) -> None:
+        self.weight, self.about = weight, about
+
+    def tree_flatten(self) -> Any:
+        """Its array, and what it keeps."""
+        return (self.weight,), self.about
+
+    @classmethod
+    def tree_unflatten(cls, about: Any, children: Any) -> Node:
+        """As it was."""
+        return cls(*children, about)
+
+    def in_its_object(self, x: Any) -> Any:
+        """Changes what it keeps."""
+        self.about.own += 1
+        return x * 2
+
+
+@pytest.mark.parametrize("name", ["in_global", "in_a_list", "in_its_object"])
+def test_a_method_of_a_node_that_is_an_argument(client: Client, name: str) -> None:
+    """Its class came with the argument, and so did what it keeps beside arrays."""
+    node = Node(ONES, Counter())
+    call = client.persistent_call(lambda node, x: getattr(type(node), name)(node, x))
+    for _ in range(2):
+        with pytest.raises(LostUpdateError, match=r"changes (the global 'TOTAL'|a (list|Counter))"):
+            call(node, ONES)
+    assert TOTAL == node.about.own == len(TRACES) == 0
+
+
+@pytest.mark.parametrize("name", ["in_global", "in_a_list"])
+def test_a_method_of_a_class_that_the_function_names(client: Client, name: str) -> None:
+    """What only the class leads to is the function's, too."""
+    call = client.persistent_call(lambda x: getattr(Plain(), name)(x * 1))
+    for _ in range(2):
+        with pytest.raises(LostUpdateError, match=r"changes (the global 'TOTAL'|a list)"):
+            call(ONES)
+    assert TOTAL == len(TRACES) == 0
 
 
 def test_a_cache_may_be_left_out(client: Client) -> None:

@@ -203,6 +203,77 @@ def test_what_a_trace_puts_out_is_seen_by_each_process(tmp_path: Path) -> None:
                     assert (counts_in(done.stdout)["compiled"] > 0) == (one == "cold")
 
 
+DONATING_SUITE = """
+import functools, jax, jax.numpy as jnp, numpy as np, pytest
+
+jitted = functools.partial(jax.jit, donate_argnums=0)
+
+def made(n=8):
+    return jnp.arange(float(n)) + 1
+
+def test_what_is_used_is_deleted():
+    step = jitted(lambda x, y: x * y - 7)
+    for n in (8, 8, 9):
+        x, y = made(n), made(n)
+        np.testing.assert_array_equal(step(x, y), (np.arange(n) + 1.0) ** 2 - 7)
+        assert (x.is_deleted(), y.is_deleted()) == (True, False)
+        with pytest.raises(RuntimeError, match="deleted"):
+            np.asarray(x)
+
+@pytest.mark.filterwarnings("ignore:Some donated buffers")
+def test_what_no_result_can_use_is_not():
+    total, other = jitted(lambda x: x.sum() - 7), jitted(lambda x, y: y - 7)
+    for _ in range(2):
+        x, y = made(), made()
+        total(x), other(x, y)
+        assert not x.is_deleted() and not y.is_deleted()
+
+def test_of_a_tree_each_by_itself():
+    x = {"used": made(), "not": made(9)}
+    jitted(lambda x: x["used"] + x["not"].sum() - 7)(x)
+    assert x["used"].is_deleted() and not x["not"].is_deleted()
+
+def test_an_array_that_numpy_sees_stays():
+    x = made()
+    seen = np.asarray(x)
+    jitted(lambda x: x - 8)(x)
+    assert not x.is_deleted() and seen[7] == 8
+
+def test_none_is_given_twice():
+    x = made()
+    with pytest.raises((RuntimeError, ValueError)):
+        jax.jit(lambda x, y: (x - 9, y - 9), donate_argnums=(0, 1))(x, x)
+
+def test_of_what_no_server_can_answer():
+    traces = []
+    for _ in range(2):
+        x = made(100_000)
+        jitted(lambda x: traces.append(x.shape) or x - 7)(x)
+        assert x.is_deleted()
+    assert len(traces) == 2
+
+def test_it_prints_once(capsys):
+    @jitted
+    def noisy(x):
+        print("tracing")
+        jax.debug.print("running {}", x[0])
+        return x - 7
+    noisy(made()).block_until_ready()
+    jax.effects_barrier()
+    assert capsys.readouterr().out == "tracing\\nrunning 1.0\\n"
+"""
+
+
+@pytest.mark.slow
+def test_donated_arrays_are_deleted_as_without_it(environment: Environment, suite: Path) -> None:
+    """Those that the program uses, and no others, whoever has answered first."""
+    (suite / "test_theirs.py").write_text(DONATING_SUITE)
+    for one in ((), ("--jaxd",), ("--jaxd",)):
+        done = run_pytest(environment, suite, *one)
+        assert done.returncode == 0, (one, done.stdout)
+    assert counts_in(done.stdout)["compiled"] == 0
+
+
 RAISING_SUITE = """
 import jax, jax.experimental, pytest
 

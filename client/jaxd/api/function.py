@@ -302,6 +302,7 @@ class PersistentFunction(
                 local = caller and self._local_run(caller, error, call, is_plain=True)
                 if not local:
                     raise
+            call = None  # it has views of the arguments, see `Fallback.after`
             return local(args, kwargs)  # type: ignore[no-any-return]
         except BaseException as error:
             hide_frames(error)

@@ -25,6 +25,7 @@ from jaxd_protocol.packages.installed import is_local_module, warn_user
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from types import FrameType
 
     from jaxd.dispatch.caller import Caller
     from jaxd.dispatch.session import Session
@@ -163,7 +164,7 @@ class Fallback:
             is_plain: whether it is a plain call, which jax may trace.
         """
         if isinstance(error, Refused):
-            return LocalRun(self, caller, error.reason, call)
+            return LocalRun(self, caller, error.reason, _without_data(call))
         if isinstance(error, TracerError) and not is_plain:
             return None
         if not may_follow(error, repeats_raised=self._repeats_raised):
@@ -174,7 +175,9 @@ class Fallback:
         # what a trace changes makes another version of the function, or of its static arguments,
         # for each of which a server would trace it; to jax.jit it is the one that it has traced
         is_final = self._repeats_raised and isinstance(error, errors.LostUpdateError)
-        return LocalRun(self, caller, reason, call, origin_of(error).phase, is_final)
+        _clear_frames(error)
+        phase = origin_of(error).phase
+        return LocalRun(self, caller, reason, _without_data(call), phase, is_final)
 
     def run(self, do: Callable[[InlineFunction], T], call: CallRequest | None) -> T:
         """What `do` makes of the function under `jax.jit`, in its present version.
@@ -344,6 +347,25 @@ class LocalRun(NamedTuple):
         fallback.count(self.caller.session)
         fallback.warn(self.reason, was_fetched=was_fetched)
         return result
+
+
+def _clear_frames(error: BaseException) -> None:
+    """Lets go of what the frames of an error hold, which has been dealt with: its call."""
+    trace = error.__traceback__
+    while trace is not None:
+        frame: FrameType | None = trace.tb_frame
+        while frame is not None:  # those of the remote traceback were begun by others
+            try:
+                frame.clear()
+            except RuntimeError:  # it still runs, and so do all that have called it
+                break
+            frame = frame.f_back
+        trace = trace.tb_next
+
+
+def _without_data(call: CallRequest | None) -> CallRequest | None:
+    """A call without views of its arguments: jax uses up no donated array while one is held."""
+    return call and call._replace(buffers=(), sources={}, arguments=None)
 
 
 def fetched(tree: Any) -> tuple[Any, bool]:

@@ -36,6 +36,7 @@ from jaxd_protocol.pytree import is_literal
 from jaxd_server.user_code.hidden_state import HiddenStates
 
 _MISSING: Final = object()
+_CONTAINERS: Final = (dict, list, tuple, type(None))
 _PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
 _CALCULATING: Final = frozenset(
     [
@@ -120,12 +121,9 @@ class MutationGuard:
         self._lock = threading.Lock()  # guards _lost
         objects = list(objects)
         self._functions = [each for each in objects if isinstance(each, FunctionType)]
-        self._places = [
-            place
-            for each in self._functions
-            for place in _slots_of(each)
-            if place.name not in ignored
-        ]
+        slots = (place for each in self._functions for place in _slots_of(each))
+        each_once = {(id(place.holder), place.name): place for place in slots}
+        self._places = [each for each in each_once.values() if each.name not in ignored]
         self._names = {id(place.before): place.name for place in self._places}
         classes = (each for each in objects if isinstance(each, type))
         inside = [each for cls in classes if _can_change(cls) for each in _members(cls).values()]
@@ -139,25 +137,34 @@ class MutationGuard:
         """A snapshot of all that a walk has reached and a trace could change.
 
         What has a number, and what has none: objects of which some attributes are read, as the one
-        of a method is, arrays and classes.
+        of a method is, arrays, classes, and what their methods reach.
         """
         reach = walked.reach
         partial = (each.value for each in reach.partial_reads.values())
-        classes = (each for each in reach.objects if isinstance(each, type))
+        classes = (*(each for each in reach.objects if isinstance(each, type)), *reach.in_classes)
         return cls((*reach.numbered, *partial, *classes, *walked.guards.arrays), ignored)
 
     @classmethod
     def of_statics(cls, arguments: Any) -> MutationGuard:
-        """A snapshot of what jax does not trace among the arguments of a call."""
-        leaves = jax.tree.leaves(arguments, is_leaf=lambda node: isinstance(node, StaticLeaf))
-        values = (leaf.value if isinstance(leaf, StaticLeaf) else leaf for leaf in leaves)
+        """A snapshot of what jax does not trace among the arguments of a call.
+
+        That is what is static, and what the nodes of their trees are: classes, whose methods may
+        change what they reach, and what these keep beside arrays.
+        """
+        leaves, structure = jax.tree.flatten(
+            arguments, is_leaf=lambda node: isinstance(node, StaticLeaf)
+        )
+        statics = (leaf.value if isinstance(leaf, StaticLeaf) else leaf for leaf in leaves)
+        values = {id(each): each for each in (*statics, *_in_nodes(structure))}.values()
         objects = tuple(each for each in values if not (is_literal(each) or _is_data(type(each))))
         if not objects:
             return NO_GUARD
         try:
             return cls.of_walk(walk(objects, "arguments"))
-        except PackingError:
-            return cls(objects)
+        except Exception:  # noqa: BLE001  a class may need modules that came with a function only
+            classes = (each for each in objects if isinstance(each, type))
+            methods = (each for one in classes for each in vars(one).values())
+            return cls((*objects, *methods))
 
     @classmethod
     def of_callback(cls, function: Any, ignored: Iterable[str] = ()) -> MutationGuard:
@@ -296,6 +303,22 @@ def _slots_of(function: FunctionType) -> Iterator[_AssignableSlot]:
         pairs = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         for name, cell in pairs:
             yield _AssignableSlot(name, cell, _contents(cell))
+
+
+def _in_nodes(structure: Any) -> Iterator[Any]:
+    """The user's classes among the nodes of a tree, and what belongs to nodes beside children."""
+    left = [structure]
+    while left:
+        each = left.pop()
+        node = each.node_data()
+        if node is None:
+            continue
+        kind, about = node
+        left += each.children()
+        if kind not in _CONTAINERS:
+            yield about
+            if is_local_module(kind.__module__):
+                yield kind
 
 
 def _is_data(cls: type) -> bool:

@@ -515,6 +515,7 @@ class ReachedObjects:
         numbered: everything that has a number, by number.
         objects: other reached objects that are kept alive, because they are identified by `id`:
             classes, and what these lead to.
+        in_classes: what classes lead to and has a number there.
         archives: the user's packages that travel as files, when there are any.
         callback_only: what is only given to be called back: it stays where it is, with its content.
         installed: modules and callables of installed packages, and Python's own types, that
@@ -541,6 +542,7 @@ class ReachedObjects:
         self.unpicklable: dict[int, UnsharedObject] = {}
         self.numbered: list[Any] = []
         self.objects: list[Any] = []
+        self.in_classes: list[Any] = []
         self.archives = archives
         self.callback_only: list[Any] = []
         self.installed: list[Any] = []

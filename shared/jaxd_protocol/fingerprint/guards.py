@@ -336,10 +336,12 @@ def all_changes_are_seen(reach: ReachedObjects) -> bool:
     """Whether guards see each change of what was reached, as far as they are complete."""
     # of the others only some attributes are read, and these are guarded
     inside = [one for one in reach.objects if reach.part_of(one) is None]
-    return all(map(_changes_are_seen, (*reach.numbered, *inside)))
+    one_of_each = {type(one): one for one in (*reach.numbered, *inside)}
+    return all(map(_changes_are_seen, one_of_each.values()))
 
 
 def _changes_are_seen(value: Any) -> bool:
+    """Whether those of an object of this type are."""
     from jaxd_protocol.jax_objects.names import kind_of  # a first call does not come here
 
     if isinstance(value, type | ModuleType) or kind_of(value) is not None:

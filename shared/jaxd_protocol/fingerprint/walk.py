@@ -623,13 +623,14 @@ class Walk:
                 continue
             self._absorbed.add(id(one.found.reach))
             self._absorb(one.found, one.path)
-            below = (each._replace(path=f"{one.path} → {each.path}") for each in one.found.classes)
-            waiting.extend(each for each in below if id(each.cls) not in self._absorbed)
+            below = (each for each in one.found.classes if id(each.cls) not in self._absorbed)
+            waiting += [each._replace(path=f"{one.path} → {each.path}") for each in below]
         self.reach.link_imports()
 
     def _absorb(self, part: WalkResult, path: str) -> None:
         found = part.fingerprint
         self.reach.absorb(part.reach)
+        self.reach.in_classes += (*part.reach.numbered, *part.reach.in_classes)
         self.guards.absorb(part.guards)
         for part_of in found.parts:
             if len(self._parts) < MAX_PARTS:

@@ -13,6 +13,7 @@ import functools
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import FunctionType, MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
@@ -23,9 +24,10 @@ from jaxd.api.transforms import hide_frames
 from jaxd.dispatch.caller import Caller, CallerLookup, end_held_output
 from jaxd.dispatch.local_runs import former_runs, runs_locally
 from jaxd.interop.after_import import AfterImport
-from jaxd.interop.jax_runtime import is_staged
+from jaxd.interop.jax_registry import array_class
+from jaxd.interop.jax_runtime import is_staged, loaded_jax
 from jaxd.interop.local_programs import UNKNOWN, JitCalls, calls_here
-from jaxd.request.function_snapshot import FunctionRefusal, SnapshotCache
+from jaxd.request.function_snapshot import ELSEWHERE, FunctionRefusal, SnapshotCache
 from jaxd_protocol.errors import JaxdError
 from jaxd_protocol.fingerprint.function_wrapper import FunctionWrapper
 from jaxd_protocol.jit.options import Config
@@ -174,6 +176,9 @@ class HookedFunction(PersistentFunction[..., Any]):
 
     _repeats_raised = True
 
+    deletes_donated = False
+    """Whether donated arrays of this process are deleted as under `jax.jit`, whoever answers."""
+
     def __init__(self, binding: FunctionBinding) -> None:
         super().__init__(binding)
         self._is_new = True
@@ -195,10 +200,44 @@ class HookedFunction(PersistentFunction[..., Any]):
                     self._runs.calls += 1
                 if self._is_new:
                     self._is_new = not self._prepare()
-            return super().__call__(*args, **kwargs)
+            before = calls_here.count
+            result = super().__call__(*args, **kwargs)
+            may_donate = self.deletes_donated and self._binding.options.donates
+            if may_donate and calls_here.count == before:
+                return self._after_donation(result, args, kwargs)
+            return result
         except BaseException as error:
             hide_frames(error)
             raise
+
+    def _after_donation(self, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of a call that a server has answered, and jax has the arrays that it donates.
+
+        Which of them are used up, a program alone knows, and uses those of its own process. So the
+        server's program comes here, also for later calls, and makes the result once more.
+        """
+        leaves = loaded_jax().tree.leaves(self._donated(args, kwargs))
+        arrays: list[Any] = [each for each in leaves if type(each) is array_class()]
+        caller = self._binding.find_caller()
+        if caller is None or is_staged() or not arrays or any(x.is_deleted() for x in arrays):
+            return result
+        with suppress(JaxdError):  # what no server could answer was answered by `jax.jit`
+            if caller.takes_programs():
+                self.warm(*args, **kwargs)
+                here = self._binding.run_here(caller, self._binding.config(), args, kwargs)
+                return result if here is ELSEWHERE else here
+        return result
+
+    def _donated(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The arguments that a call donates: they are named as static ones are."""
+        options = self._binding.options
+        asked = options._replace(
+            static_argnums=options.donate_argnums, static_argnames=options.donate_argnames
+        )
+        found = infer_static_args(self._binding.function, asked)
+        named = [value for name, value in kwargs.items() if name in found.names]
+        numbers = [number for number in found.positions if 0 <= number < len(args)]
+        return [*map(args.__getitem__, numbers), *named]
 
     def _prepare(self) -> bool:
         """Has calls run here at once, where no server could answer them in a run before.

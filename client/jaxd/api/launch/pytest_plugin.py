@@ -72,6 +72,9 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     if options.jaxd_verify:
         os.environ["JAXD_VERIFY"] = "1"
     begin()
+    from jaxd.api.launch.jit_hook import HookedFunction
+
+    HookedFunction.deletes_donated = True  # tests look at it; a program does not use such arrays
     early_config.pluginmanager.register(_Served(early_config), "jaxd-served")
 
 
