@@ -11,6 +11,7 @@ contracts, in pyproject.toml; `lint-imports` checks them, here and in `make lint
 from __future__ import annotations
 
 import ast
+import gc
 import io
 import re
 import subprocess
@@ -63,7 +64,18 @@ _JAX_FOLDERS = ("jax_objects", "jax_compat", "interop", "jit", "tracing", "user_
 def sources() -> dict[Path, ast.Module]:
     """Every file of the product, parsed, by its path."""
     files = (file for folder in PACKAGES.values() for file in sorted(folder.rglob("*.py")))
-    return {file: ast.parse(file.read_text()) for file in files}
+    gc.disable()  # all of it stays: looking for garbage in it takes as long as to parse it
+    try:
+        return {file: ast.parse(file.read_text()) for file in files}
+    finally:
+        gc.enable()
+        gc.freeze()
+
+
+@cache
+def nodes() -> dict[Path, tuple[ast.AST, ...]]:
+    """All that each file is made of: to walk over it takes longer than to parse it."""
+    return {file: tuple(ast.walk(tree)) for file, tree in sources().items()}
 
 
 @cache
@@ -134,8 +146,8 @@ def folders() -> Iterator[tuple[Path, int]]:
 
 def functions() -> Iterator[tuple[int, str]]:
     """The lines from `def` to the end of each function, with where it stands."""
-    for file, tree in sources().items():
-        for node in ast.walk(tree):
+    for file, inside in nodes().items():
+        for node in inside:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = (node.end_lineno or node.lineno) - node.lineno + 1
                 yield lines, f"{file.relative_to(ROOT)}:{node.lineno} {node.name}"
@@ -163,10 +175,10 @@ def private_names_of_jax() -> set[tuple[str, str]]:
     """
     found = set()
     private = re.compile(r"^(jax|jaxlib|flax|equinox)(\.\w+)*\._\w+(\.\w+)*$")
-    for file, tree in sources().items():
+    for file, inside in nodes().items():
         name = file.relative_to(ROOT).as_posix()
         is_for_jax = any(folder in name for folder in _JAX_FOLDERS) or "jax" in file.stem
-        for node in ast.walk(tree):
+        for node in inside:
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 if private.match(node.value):
                     found.add((name, node.value))

@@ -13,7 +13,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from tests.house import (
     PACKAGES,
     ROOT,
     architecture_map,
+    nodes,
     private_names_of_jax,
     sources,
     violations,
@@ -105,11 +107,11 @@ OPENS_BYTES = {
 NOT_LOADED_BY_IMPORT_JAXD = ("jax", "jaxlib", "numpy", "ml_dtypes", "rpyc", "cloudpickle")
 
 
-def files(with_text: str) -> dict[str, ast.Module]:
-    """Source files in which something fits the expression, parsed, by their paths from the root."""
+def files(with_text: str) -> dict[str, Path]:
+    """Source files in which something fits the expression, by their paths from the root."""
     return {
-        path.relative_to(ROOT).as_posix(): tree
-        for path, tree in sources().items()
+        path.relative_to(ROOT).as_posix(): path
+        for path in sources()
         if re.search(with_text, path.read_text())
     }
 
@@ -124,24 +126,22 @@ def is_type_checking(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
 
 
-def imports(node: ast.AST, *, only_at_import: bool = False) -> Iterator[str]:
-    """The top-level names that the node imports.
+def imported(nodes_: Iterable[ast.AST]) -> Iterator[str]:
+    """The top-level names that these nodes import."""
+    for node in nodes_:
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield (node.module or "").partition(".")[0]
 
-    With `only_at_import`, those that run when the module is imported: outside functions and
-    outside `if TYPE_CHECKING:`.
-    """
+
+def run_at_import(node: ast.AST) -> Iterator[ast.AST]:
+    """The statements outside functions and outside `if TYPE_CHECKING:`."""
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.Import):
-            yield from (alias.name.partition(".")[0] for alias in child.names)
-        elif isinstance(child, ast.ImportFrom) and not child.level:
-            yield (child.module or "").partition(".")[0]
-        elif only_at_import and (
-            isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-            or is_type_checking(child)
-        ):
-            continue
-        else:
-            yield from imports(child, only_at_import=only_at_import)
+        is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+        if not (isinstance(child, ast.expr) or is_function or is_type_checking(child)):
+            yield child
+            yield from run_at_import(child)
 
 
 def allowed(path: str, places: tuple[str, ...]) -> bool:
@@ -153,8 +153,8 @@ def test_jax_is_imported_at_import_time_only_where_the_table_says() -> None:
     """The host, the client and the protocol can be imported where jax is not installed."""
     found = [
         path
-        for path, tree in files(IMPORTS_JAX).items()
-        if {"jax", "jaxlib"} & set(imports(tree, only_at_import=True))
+        for path, file in files(IMPORTS_JAX).items()
+        if {"jax", "jaxlib"} & set(imported(run_at_import(sources()[file])))
         and not allowed(path, JAX_AT_IMPORT)
     ]
     assert found == []
@@ -164,18 +164,18 @@ def test_outside_the_server_jax_is_not_imported_inside_functions_either() -> Non
     """A client that calls the server stays a light process, whatever it calls."""
     found = [
         path
-        for path, tree in files(IMPORTS_JAX).items()
+        for path, file in files(IMPORTS_JAX).items()
         if package_of(path) != "jaxd_server"
-        and {"jax", "jaxlib"} & (set(imports(tree)) - set(_type_checking_imports(tree)))
+        and {"jax", "jaxlib"} & (set(imported(nodes()[file])) - set(_type_checking_imports(file)))
         and not allowed(path, JAX_INSIDE_FUNCTIONS)
     ]
     assert found == []
 
 
-def _type_checking_imports(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
+def _type_checking_imports(file: Path) -> Iterator[str]:
+    for node in nodes()[file]:
         if is_type_checking(node):
-            yield from imports(node)
+            yield from imported(ast.walk(node))
 
 
 def test_bytes_become_objects_only_where_the_table_says() -> None:
@@ -184,8 +184,8 @@ def test_bytes_become_objects_only_where_the_table_says() -> None:
     opening |= {"eval", "exec", "Unpickler", "serialize_executable.deserialize_and_load"}
     found = {
         path
-        for path, tree in files(OPENS).items()
-        for node in ast.walk(tree)
+        for path, file in files(OPENS).items()
+        for node in nodes()[file]
         if isinstance(node, ast.Call | ast.ClassDef)
         for each in (node.bases if isinstance(node, ast.ClassDef) else [node.func])
         if ast.unparse(each) in opening
@@ -320,14 +320,14 @@ def test_every_test_that_the_page_on_security_names_exists() -> None:
 
 def test_no_message_and_no_help_has_a_phrase_that_readers_stopped_at() -> None:
     """Whatever the product says is a text in its sources; docstrings are not said."""
-    texts = [text for tree in sources().values() for text in _texts(tree)]
+    texts = [text for inside in nodes().values() for text in _texts(inside)]
     assert len(texts) > 1000
     assert riddles("\n".join(texts)) == {}
 
 
-def _texts(tree: ast.Module) -> Iterator[str]:
-    alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+def _texts(inside: Sequence[ast.AST]) -> Iterator[str]:
+    alone = {id(node.value) for node in inside if isinstance(node, ast.Expr)}
+    for node in inside:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in alone:
             yield node.value
 
@@ -346,8 +346,8 @@ def test_every_class_and_path_on_the_pages_on_architecture_exists() -> None:
     words = set(re.findall(r"`([\w./]+)`", page))
     classes = {
         node.name
-        for tree in sources().values()
-        for node in ast.walk(tree)
+        for inside in nodes().values()
+        for node in inside
         if isinstance(node, ast.ClassDef)
     }
     places = [ROOT, *PACKAGES.values()]
