@@ -51,6 +51,10 @@ parallel := -n logical --maxprocesses $(TEST_PROCESSES) --dist loadfile --no-loa
 # where somebody has told it not to.
 unexport PYTHONDONTWRITEBYTECODE
 
+# What hypothesis reads out of all sources, and of Unicode, takes each process ten seconds to find; a new
+# checkout has it as soon as it has the environment.
+export HYPOTHESIS_STORAGE_DIRECTORY ?= $(abspath $(VENV))/.hypothesis
+
 .DELETE_ON_ERROR:
 .PHONY: help demo test slow test-docker test-variants soak faults fuzz hostile pauses lint lint-docker house bench clean
 .PHONY: client-jax locks audit sbom corpus corpus-quick identity gpu gpu-wheels docs dist

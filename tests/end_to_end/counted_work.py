@@ -231,7 +231,8 @@ def count_work(folder: Path, server_folder: Path) -> Figures:
     if has_compiler():
         library = make_library(folder, "allocations", _COUNTING_ALLOCATIONS)
         counted |= {"LD_PRELOAD": str(library), "PYTHONMALLOC": "malloc"}
-    live = LiveServer(server_folder, **counted)
+    # Programs are built before it is counted: a builder would only take time to start.
+    live = LiveServer(server_folder, "--build-in", "worker", **counted)
     try:
         worker = live.worker_pid()
         numbers = (_FIRST_WINDOW, _NO_MORE, WINDOWS, LONG_WINDOWS, COUNT, worker)
