@@ -98,8 +98,11 @@ SETTINGS = [
 
 
 @pytest.mark.filterwarnings("ignore:Explicitly requested dtype")
-@pytest.mark.parametrize("way", ["context", "update"])
-@pytest.mark.parametrize(("name", "value", "function"), SETTINGS, ids=stable_id)
+@pytest.mark.parametrize(
+    ("name", "value", "function", "way"),
+    [(*row, "context") for row in SETTINGS] + [(*row, "update") for row in SETTINGS[-3:]],
+    ids=stable_id,
+)
 def test_a_setting_counts_in_whichever_way_and_however_late_it_is_set(
     client: Client, name: str, value: Any, function: Any, way: str
 ) -> None:
@@ -308,8 +311,7 @@ def calls(ours: Any, x: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64, "jax"], ids=str)
-@pytest.mark.parametrize("wide_first", [False, True])
-@pytest.mark.parametrize("pool", [1, 2])
+@pytest.mark.parametrize(("wide_first", "pool"), [(False, 2), (True, 1)])
 def test_threads_with_settings_of_their_own_have_results_of_their_own(
     client: Client, kind: Any, wide_first: bool, pool: int
 ) -> None:
@@ -366,7 +368,7 @@ def test_a_setting_for_the_process_reaches_all_threads_but_those_that_have_their
 
 # what jax narrows --------------------------------------------------------------------------------
 
-PAIRS = [("f4", "f8"), ("f8", "f4"), ("i4", "i8"), ("u8", "u4"), ("c8", "c16")]
+PAIRS = [("f4", "f8"), ("u8", "u4"), ("c8", "c16")]
 
 
 @pytest.mark.parametrize(("first", "second"), PAIRS, ids=stable_id)
@@ -411,7 +413,6 @@ def test_an_array_of_64_bits_on_the_server_is_not_narrowed(client: Client) -> No
 OF_64_BITS = {
     "small": np.arange(3) + (1 << 40),
     "large": np.arange(1 << 10) + (1 << 40),
-    "unsigned": np.arange(3, dtype="u8") + (1 << 40),
     "float64": np.arange(3) + 2.0**-40,
     "complex128": np.arange(3) + 2.0**-40 * 1j,
 }

@@ -35,13 +35,13 @@ def outcome(function: Callable[..., Any], row: Any) -> Any:
     return nnx_mutations.described(given, results)
 
 
+SLOW = {nnx_mutations.train, nnx_mutations.sows, nnx_mutations.takes_out}
+"""A whole step of a training takes seconds; of the others there are rows that do more."""
+
 ROWS = [
-    pytest.param(
-        row, id=str(row), marks=pytest.mark.slow if row.does is nnx_mutations.train else ()
-    )
+    pytest.param(row, id=str(row), marks=[pytest.mark.slow] * (row.does in SLOW))
     for row in nnx_mutations.ROWS
 ]
-"""A whole step of a training takes seconds."""
 
 
 @pytest.mark.filterwarnings("ignore")  # flax's own, of what it is about to take away

@@ -99,7 +99,9 @@ ENDS: Final = {
 }
 
 
-@pytest.mark.parametrize("how", ENDS)
+@pytest.mark.parametrize(
+    "how", [*list(ENDS)[:2], *(pytest.param(how, marks=pytest.mark.slow) for how in list(ENDS)[2:])]
+)
 def test_a_program_that_ends_in_any_way_leaves_a_trace(how: str, trace: Trace) -> None:
     """With the server's part, and its exit code."""
     program, code = ENDS[how]

@@ -152,9 +152,6 @@ AGREEING = (
         programs=2,
     ),
     Case(
-        "weak types", _affine, lambda f: [f(jnp.asarray(1.0) * jnp.ones(2), 1), f(jnp.ones(2), 1)]
-    ),
-    Case(
         "static",
         _powers,
         lambda f: [f(X, 2), f(X, n=3, names=("a", "b"))],
@@ -182,15 +179,12 @@ AGREEING = (
     Case("other persistent functions", _outer, lambda f: f(X)),
     Case("an object that is called", _Model(), lambda f: f(X)),
     Case("partial", partial(_affine, b=3), lambda f: f(X)),
-    Case("lambda", lambda x: x + 1, lambda f: f(X)),
     Case("nested transformations", _recurrent, lambda f: f(X)),
     Case("f.grad", _sum_of_squares, lambda f: f.grad()(X)),
     Case(
         "f.vmap", _sum_of_squares, lambda f: [f.vmap()(X), f.grad().vmap(in_axes=1)(X)], programs=2
     ),
-    Case("f.hessian", _sum_of_squares, lambda f: f.hessian()(X[0])),
     Case("jax.grad", _sum_of_squares, _transformed(jax.grad, X), programs=2),
-    Case("jax.vmap", _sum_of_squares, _transformed(jax.vmap, X)),
     Case("jax.jit", _sum_of_squares, _transformed(lambda f: jax.jit(lambda x: f(x) + 1), X)),
     Case(
         "x64",

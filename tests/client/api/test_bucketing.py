@@ -14,6 +14,7 @@ import pytest
 from jaxd import Bucket, Client, persistent_call
 from jaxd.errors import ArgumentError, ConfigurationError
 from tests.end_to_end.counting import costs
+from tests.ids import row
 from tests.live_server import LiveServer
 
 SIZES = (4, 8, 16)
@@ -138,9 +139,9 @@ def test_it_has_the_signature_of_the_function() -> None:
     assert inspect.signature(f) == inspect.signature(mean)
 
 
-@pytest.mark.parametrize(
-    ("bucket", "text"),
-    [
+def test_an_option_that_does_not_suit_the_function() -> None:
+    """Is an error where the function is decorated."""
+    rows: list[tuple[Any, str]] = [
         ({"y": {0: SIZES}}, "'y', which the function does not have. It has: x, n"),
         ({"x": SIZES}, "no axes of 'x'"),
         ({"x": {0: 8}}, "no sizes"),
@@ -150,12 +151,10 @@ def test_it_has_the_signature_of_the_function() -> None:
         ({"x": {0: Bucket(SIZES, length="m")}}, "Add a parameter to the function: `m=None`"),
         ({"x": {0: Bucket(SIZES, fill="0")}}, "no number"),  # type: ignore[arg-type]
         ([("x", 0)], "no names of parameters"),
-    ],
-)
-def test_an_option_that_does_not_suit_the_function(bucket: Any, text: str) -> None:
-    """Is an error where the function is decorated."""
-    with pytest.raises(ConfigurationError, match=text):
-        persistent_call(mean, bucket=bucket)
+    ]
+    for bucket, text in rows:
+        with row((bucket, text)), pytest.raises(ConfigurationError, match=text):
+            persistent_call(mean, bucket=bucket)
 
 
 def test_a_static_argument_is_not_padded() -> None:

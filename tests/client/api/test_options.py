@@ -114,11 +114,12 @@ _FITTING: list[tuple[Callable[..., Any], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("function", "given"), _FITTING)
-def test_parameters_that_there_are(function: Any, given: dict[str, Any]) -> None:
+def test_parameters_that_there_are() -> None:
     """jax takes them too."""
-    jax.jit(function, **given)
-    check_arguments(function, Options(**given))
+    for function, given in _FITTING:
+        with row((function, given)):
+            jax.jit(function, **given)
+            check_arguments(function, Options(**given))
 
 
 _WRONG: list[tuple[Callable[..., Any], dict[str, Any]]] = [
@@ -136,14 +137,15 @@ _WRONG: list[tuple[Callable[..., Any], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("function", "given"), _WRONG)
-def test_parameters_that_there_are_not(function: Any, given: dict[str, Any]) -> None:
+def test_parameters_that_there_are_not() -> None:
     """The error is jax's, word for word."""
-    with pytest.raises(ValueError, match=r"Jitted|intersect|signature") as theirs:
-        jax.jit(function, **given)
-    with pytest.raises(ValueError, match=r"Jitted|intersect|signature") as ours:
-        check_arguments(function, Options(**given))
-    assert str(ours.value) == str(theirs.value)
+    for function, given in _WRONG:
+        with row((function, given)):
+            with pytest.raises(ValueError, match=r"Jitted|intersect|signature") as theirs:
+                jax.jit(function, **given)
+            with pytest.raises(ValueError, match=r"Jitted|intersect|signature") as ours:
+                check_arguments(function, Options(**given))
+            assert str(ours.value) == str(theirs.value)
 
 
 def test_inline() -> None:
@@ -225,9 +227,9 @@ def test_a_value_that_is_not_usable() -> None:
             persistent_call(**options)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
+def test_a_value_that_is() -> None:
+    """Also None, where leaving the option out means the same."""
+    rows: list[dict[str, Any]] = [
         {},
         {"client": None, "server": "tcp://gpu:1", "timeout_s": None, "config": None},
         {"client": CLIENT, "server": None, "results": "numpy", "timeout_s": 0.5},
@@ -236,12 +238,10 @@ def test_a_value_that_is_not_usable() -> None:
         {"config": dict(CONFIG_DEFAULTS), "timeout_s": 1},
         {"config": {"jax_default_matmul_precision": "highest"}},
         {"compiler_options": {"xla_embed_ir_in_executable": True}},
-    ],
-    ids=str,
-)
-def test_a_value_that_is(options: dict[str, Any]) -> None:
-    """Also None, where leaving the option out means the same."""
-    check_option_values(options)
+    ]
+    for options in rows:
+        with row(options):
+            check_option_values(options)
 
 
 def step(x: float, y: float = 2.0) -> float:

@@ -26,6 +26,7 @@ from jaxd_protocol.errors import (
 from jaxd_protocol.messages.calls import LOST_AGAIN, LOST_ONCE
 from jaxd_protocol.messages.data_locations import BLOCK, VALUE, DataLocation
 from jaxd_protocol.network.addresses import Address
+from tests.ids import row
 
 LOST = ConnectionLost("lost")
 
@@ -246,9 +247,9 @@ REFUSED = caused(NoServer("refused"), ConnectionRefusedError(111, "refused"))
 GONE = caused(NoServer("gone"), FileNotFoundError(2, "gone"))
 
 
-@pytest.mark.parametrize(
-    ("error", "address", "is_tried"),
-    [
+def test_what_is_tried_again_for_long() -> None:
+    """What may pass: not what something else answers, and not what only a new server can mend."""
+    rows: list[tuple[JaxdError, Address, bool]] = [
         (REFUSED, TCP, True),
         (REFUSED, UNIX, True),
         (caused(NoServer("unreachable"), OSError(113, "unreachable")), TCP, True),
@@ -262,12 +263,11 @@ GONE = caused(NoServer("gone"), FileNotFoundError(2, "gone"))
         (caused(NoServer("no login"), ConnectionError("it said nothing")), SSH, True),
         (ServerStartFailed("it ended"), UNIX, False),
         (NoServer("switched off"), UNIX, False),
-    ],
-)
-def test_what_is_tried_again_for_long(error: JaxdError, address: Address, is_tried: bool) -> None:
-    """What may pass: not what something else answers, and not what only a new server can mend."""
-    assert (later(60.0, 3.0).pause_s(error, address, None) is not None) is is_tried
-    assert later(60.0, 61.0).pause_s(error, address, None) is None
+    ]
+    for error, address, is_tried in rows:
+        with row((error, address, is_tried)):
+            assert (later(60.0, 3.0).pause_s(error, address, None) is not None) is is_tried
+            assert later(60.0, 61.0).pause_s(error, address, None) is None
 
 
 def test_a_socket_that_is_gone_may_be_made_again() -> None:

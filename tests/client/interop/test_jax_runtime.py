@@ -7,24 +7,18 @@ from collections import OrderedDict
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxd.interop.jax_runtime import (
     array_library,
     current_config,
-    encode_jax,
-    leaves_of,
     loaded_jax,
     map_leaves,
     to_jax,
     to_jax_keys,
 )
-from jaxd_protocol.errors import TracerError
-from jaxd_protocol.pytree import TreeEncoder
 from tests.client.fresh_process import in_a_fresh_process
-from tests.ids import stable_id
 
 
 def test_jax_is_found_when_it_is_there_and_not_imported() -> None:
@@ -64,33 +58,6 @@ def test_without_jax_the_settings_of_the_environment_travel() -> None:
     assert in_a_fresh_process(program, JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES="2") == []
 
 
-@pytest.mark.parametrize("value", [1.0, "text", np.ones(3), object(), None], ids=stable_id)
-def test_other_values_are_left_to_others(value: Any) -> None:
-    """Only jax's own arrays are encoded here."""
-    assert encode_jax(TreeEncoder(), value) is False
-
-
-@pytest.mark.parametrize("wrap", [jax.jit, jax.vmap, jax.grad, jax.make_jaxpr])
-def test_tracers_of_all_kinds_are_refused(wrap: Any) -> None:
-    """Whatever the transformation."""
-
-    def traced(x: Any) -> Any:
-        encode_jax(TreeEncoder(), x)
-        return x
-
-    with pytest.raises(TracerError):
-        wrap(traced)(jnp.ones(3) if wrap is jax.vmap else 1.0)
-
-
-@pytest.mark.parametrize("value", [1.5, 2, 1j], ids=str)
-def test_weak_types_come_home(value: Any) -> None:
-    """So that the next operation promotes as it would without a server."""
-    array = np.asarray(jnp.asarray(value))
-    found = to_jax(array, weak=True)
-    assert found.weak_type
-    assert found.dtype == array.dtype
-
-
 @pytest.mark.parametrize(
     "make",
     [
@@ -112,22 +79,6 @@ def test_what_comes_home_is_there_although_jax_traces_whoever_calls(make: Any) -
     jax.jit(traced)(1.0)
     assert not isinstance(made[0], jax.core.Tracer)
     assert made[0].dtype == make().dtype
-
-
-def test_keys_are_encoded_although_jax_traces_whoever_calls() -> None:
-    """Their numbers are known."""
-    key = jax.random.key(1)
-    written = []
-
-    def traced(x: Any) -> Any:
-        encoder = TreeEncoder()
-        encode_jax(encoder, key)
-        written.append(encoder.blob)
-        return x
-
-    traced(0)
-    jax.jit(traced)(1.0)
-    assert written[0] == written[1]
 
 
 def test_the_heaviest_library_decides(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,9 +125,3 @@ def test_it_is_the_same_without_jax() -> None:
         "assert 'jax' not in sys.modules"
     )
     in_a_fresh_process(code)
-
-
-def test_leaves_come_in_the_order_of_the_tree() -> None:
-    """With jax, which sorts the keys of a dict."""
-    tree = {"b": 1, "a": (2, None, [3])}
-    assert leaves_of(tree) == jax.tree.leaves(tree)

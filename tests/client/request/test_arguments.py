@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jaxd import LazyArray, PRNGKeys
-from jaxd.request.arguments import encode_arguments
+from jaxd.request.arguments import encode_arguments, name_of
 from jaxd_protocol.errors import ArgumentError, PackingError
 from jaxd_protocol.jit.static_args import NO_STATIC_ARGS, StaticArgs
 from jaxd_protocol.pickling.unpack.unpickler import unpack
@@ -397,3 +397,26 @@ def test_no_numpy_is_imported_for_arguments_without_arrays() -> None:
         "print(json.dumps('numpy' in sys.modules))"
     )
     assert in_a_fresh_process(program) is False
+
+
+def test_without_jax_only_the_server_knows_the_classes_of_packages() -> None:
+    """Of what is the user's own, of code and of members of enums this process is sure."""
+    program = (
+        "import json, sys, enum, fractions, collections\n"
+        "from jaxd.request.arguments import is_plain_object\n"
+        "class Own: pass\n"
+        "Kind = enum.Enum('Kind', 'A')\n"
+        "Point = collections.namedtuple('Point', 'x')\n"
+        "values = [Own(), Kind.A, len, Own, 'a', ..., fractions.Fraction(1), {1}]\n"
+        "values += [collections.defaultdict(int), Point(1.0)]\n"
+        "print(json.dumps([is_plain_object(value) for value in values]))\n"
+        "assert 'jax' not in sys.modules\n"
+    )
+    assert in_a_fresh_process(program) == [True] * 6 + [False] * 4
+
+
+def test_what_people_call_it_is_the_same_in_each_call() -> None:
+    """No address is in it: it is part of what stands for a call."""
+    values = ("text", (1, "a"), Kind.A, Pair(3, 4), Pair, len, np.sin)
+    names = ["", "", "Kind.A", "an object of Pair", "Pair", "len", "an object of ufunc"]
+    assert [name_of(value) for value in values] == names

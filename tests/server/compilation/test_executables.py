@@ -19,6 +19,7 @@ from jaxd_server.compilation.executables import Executables
 from jaxd_server.compilation.functions.function import Function
 from jaxd_server.runtime.imported_packages import Change, Dependencies
 from jaxd_server.runtime.memory_reclaimer import Reclaimer
+from tests.ids import row
 from tests.server.builds import executable as shell
 from tests.server.builds import live_executables
 from tests.server.in_process import PipelineHarness, Source, encode, function_of
@@ -127,14 +128,15 @@ CONFUSABLE: list[tuple[Function, Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("function", "one", "other"), CONFUSABLE)
-def test_what_looks_alike_is_not_confused(function: Function, one: Any, other: Any) -> None:
+def test_what_looks_alike_is_not_confused() -> None:
     """Each has its own executable, however the calls are found."""
-    table = Table()
-    first, second = table.obtain(function, one), table.obtain(function, other)
-    assert first is not second
-    assert table.planned(function, one) is first
-    assert table.planned(function, other) is second
+    for function, one, other in CONFUSABLE:
+        with row((function, one, other)):
+            table = Table()
+            first, second = table.obtain(function, one), table.obtain(function, other)
+            assert first is not second
+            assert table.planned(function, one) is first
+            assert table.planned(function, other) is second
 
 
 def test_a_static_value_is_not_taken_for_a_traced_one() -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from jaxd_server.runtime import limits
 from jaxd_server.runtime.limits import RateLimiter, rate_limit_key
+from tests.ids import row
 
 
 class Clock:
@@ -54,9 +55,9 @@ def test_only_so_many_places_are_remembered(clock: Clock, monkeypatch: pytest.Mo
     assert limiter.acquire("b") == 0  # forgotten, so it begins anew
 
 
-@pytest.mark.parametrize(
-    ("peer", "place"),
-    [
+def test_a_place_is_what_one_peer_cannot_vary() -> None:
+    """Neither its port, nor the part of an IPv6 address that it chooses itself."""
+    rows: list[tuple[object, str]] = [
         (("127.0.0.1", 1), "127.0.0.1"),
         (("::ffff:10.0.0.7", 1, 0, 0), "10.0.0.7"),
         (("2001:db8:1:2:3:4:5:6", 1, 0, 0), "2001:db8:1:2::/64"),
@@ -65,8 +66,7 @@ def test_only_so_many_places_are_remembered(clock: Clock, monkeypatch: pytest.Mo
         ("", "unix"),
         ("/run/x.sock", "unix"),
         (b"\0abstract", "unix"),
-    ],
-)
-def test_a_place_is_what_one_peer_cannot_vary(peer: object, place: str) -> None:
-    """Neither its port, nor the part of an IPv6 address that it chooses itself."""
-    assert rate_limit_key(peer) == place
+    ]
+    for peer, place in rows:
+        with row((peer, place)):
+            assert rate_limit_key(peer) == place

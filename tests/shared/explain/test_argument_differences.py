@@ -15,6 +15,7 @@ from jaxd_protocol.explain.argument_differences import argument_differences
 from jaxd_protocol.explain.argument_shapes import Argument, argument_shapes
 from jaxd_protocol.explain.key_differences import Difference
 from jaxd_protocol.jit.static_args import StaticArgs
+from tests.ids import row
 
 PARAMETERS = ("x", "steps")
 STEPS_STATIC = StaticArgs(frozenset({1}), frozenset({"steps"}))
@@ -34,9 +35,9 @@ def array(*shape: int, dtype: Any = np.float32) -> Any:
     return np.zeros(shape, dtype)
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "text"),
-    [
+def test_a_change_is_one_sentence() -> None:
+    """About the smallest thing that changed."""
+    rows: list[tuple[Any, Any, str]] = [
         (array(128, 8), array(129, 8), "argument x: float32[128,8] → float32[129,8]"),
         (array(3), array(3, dtype=np.int8), "argument x: float32[3] → int8[3]"),
         (1, 1.0, "argument x: int → float"),
@@ -59,11 +60,10 @@ def array(*shape: int, dtype: Any = np.float32) -> Any:
             OrderedDict(b=1, a=2),
             "argument x: structure changed (OrderedDict of 2 → OrderedDict of 2)",
         ),
-    ],
-)
-def test_a_change_is_one_sentence(before: Any, after: Any, text: str) -> None:
-    """About the smallest thing that changed."""
-    assert texts(forms(before), forms(after)) == [text]
+    ]
+    for before, after, text in rows:
+        with row((before, after, text)):
+            assert texts(forms(before), forms(after)) == [text]
 
 
 def test_static_values_are_told() -> None:

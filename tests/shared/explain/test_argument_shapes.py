@@ -14,6 +14,7 @@ from jaxd_protocol.explain.argument_shapes import Argument, argument_shapes, sho
 from jaxd_protocol.jit.static_args import StaticArgs
 from jaxd_protocol.pytree import TreeEncoder, dump_literal
 from jaxd_protocol.pytree.decoder import COUNT
+from tests.ids import row
 
 
 class Point(NamedTuple):
@@ -39,9 +40,9 @@ def test_arguments_have_the_names_of_the_parameters() -> None:
     assert list(forms(1, 2, parameters=("x",))) == ["x", "1"]
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
+def test_each_value_has_its_words() -> None:
+    """Shape and dtype of arrays; kind and size of containers."""
+    rows: list[tuple[Any, str]] = [
         (np.zeros((128, 8), np.float32), "float32[128,8]"),
         (np.float64(1), "float64[]"),
         (1, "int"),
@@ -53,11 +54,10 @@ def test_arguments_have_the_names_of_the_parameters() -> None:
         ({1, 2}, "an object of set"),
         ({"a": 1, "b": [1, 2]}, "dict of 2"),
         ((), "tuple of 0"),
-    ],
-)
-def test_each_value_has_its_words(value: Any, text: str) -> None:
-    """Shape and dtype of arrays; kind and size of containers."""
-    assert str(forms(value)["0"].form) == text
+    ]
+    for value, text in rows:
+        with row((value, text)):
+            assert str(forms(value)["0"].form) == text
 
 
 def test_weak_arrays_and_keys_say_so() -> None:

@@ -19,6 +19,7 @@ from jaxd_protocol.fingerprint.data_model import Part
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.jit.transforms import encode_transformation
 from jaxd_protocol.packages.distributions import Package
+from tests.ids import row
 
 
 def part(kind: str, name: str, content: str = "", shown: str = "", where: str = "") -> Part:
@@ -35,9 +36,9 @@ def texts(before: list[Part], after: list[Part]) -> list[str]:
     return [difference.text for difference in part_differences([ROOT, *before], [ROOT, *after])]
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "text"),
-    [
+def test_a_change_is_one_sentence() -> None:
+    """With what a person needs to find it."""
+    rows: list[tuple[Part, Part, str]] = [
         (
             part("function", "function normalize", "a", where="utils.py:40"),
             part("function", "function normalize", "b", where="utils.py:41"),
@@ -93,11 +94,10 @@ def texts(before: list[Part], after: list[Part]) -> list[str]:
             part("array", "global X", shown="float32[3]"),
             "global X: was value 3, is now array float32[3]",
         ),
-    ],
-)
-def test_a_change_is_one_sentence(before: Part, after: Part, text: str) -> None:
-    """With what a person needs to find it."""
-    assert texts([before], [after]) == [text]
+    ]
+    for before, after, text in rows:
+        with row((before, after, text)):
+            assert texts([before], [after]) == [text]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from jaxd_protocol.errors import CallbackError
 from jaxd_protocol.fingerprint.client_object import ClientObject, holds_function
-from tests.ids import stable_id
+from tests.ids import row
 
 
 def test_it_stands_for_attributes_too() -> None:
@@ -34,9 +34,9 @@ class Network:
         """Is called by whom it was given to."""
 
 
-@pytest.mark.parametrize(
-    ("value", "wanted"),
-    [
+def test_what_holds_a_function() -> None:
+    """A model may be called, and is none."""
+    rows: list[tuple[object, bool]] = [
         (len, True),
         ([1, (len,)], True),
         ({"k": {"l": Network}}, True),
@@ -47,9 +47,7 @@ class Network:
         (ClientObject(0), True),
         (Network(), False),
         ({"k": [Network(), 1, "text", None]}, False),
-    ],
-    ids=stable_id,
-)
-def test_what_holds_a_function(value: object, wanted: bool) -> None:
-    """A model may be called, and is none."""
-    assert holds_function(value) is wanted
+    ]
+    for value, wanted in rows:
+        with row((value, wanted)):
+            assert holds_function(value) is wanted

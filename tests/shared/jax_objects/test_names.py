@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import jax.export
-import jax.numpy as jnp
 import pytest
 
 from jaxd_protocol.jax_objects.names import (
@@ -20,7 +19,7 @@ from jaxd_protocol.jax_objects.names import (
     name_of_jax_object,
 )
 from tests.ids import row
-from tests.shared.jax_objects.samples_jax import samples, sine, up
+from tests.shared.jax_objects.samples_jax import samples
 
 
 def test_a_type_of_jax_is_where_the_table_says() -> None:
@@ -71,22 +70,6 @@ def test_a_subclass_of_jaxs_own_counts_and_a_users_does_not() -> None:
 
     assert kind_of(Own((), "float32")) is None  # type: ignore[no-untyped-call]
     assert not is_of_jax(Own)
-
-
-def test_a_primitive_is_found_in_the_public_modules_of_jax() -> None:
-    """It says nothing about where it is."""
-    assert name_of_jax_object(jax.lax.sin_p) == ("jax.lax", "sin_p")
-
-
-def test_what_says_its_name_is_not_searched_for() -> None:
-    """`jnp.sin` knows it."""
-    assert name_of_jax_object(jnp.sin) == ("jax.numpy", "sin")
-
-
-def test_local_objects_have_no_name_to_travel_by() -> None:
-    """They have one here, and the server has not the module."""
-    assert name_of_jax_object(up) is None
-    assert name_of_jax_object(sine) is None
 
 
 def test_a_primitive_of_another_installed_package_is_found_there(

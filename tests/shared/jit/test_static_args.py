@@ -27,6 +27,7 @@ from jaxd_protocol.jit.static_leaves import (
     wrap_untraceable,
     wrap_untraceable_arguments,
 )
+from tests.ids import row
 
 
 def plain(x: Any, n: int, flag: bool = True) -> Any:
@@ -41,9 +42,9 @@ def statics(positions: set[int], names: set[str]) -> StaticArgs:
     return StaticArgs(frozenset(positions), frozenset(names))
 
 
-@pytest.mark.parametrize(
-    ("function", "options", "expected"),
-    [
+def test_positions_and_names_follow_from_each_other() -> None:
+    """As in `jax.jit`."""
+    rows: list[tuple[Callable[..., Any], Options, StaticArgs]] = [
         (plain, Options(), NO_STATIC_ARGS),
         (plain, Options(static_argnums=(1,)), statics({1}, {"n"})),
         (plain, Options(static_argnums=(-1, 0)), statics({0, -1}, {"x"})),
@@ -55,13 +56,10 @@ def statics(positions: set[int], names: set[str]) -> StaticArgs:
         (mixed, Options(static_argnums=(4,)), statics({4}, set())),
         (mixed, Options(static_argnames=("flag", "other")), statics(set(), {"flag", "other"})),
         (mixed, Options(static_argnames=("n",)), statics({1}, {"n"})),
-    ],
-)
-def test_positions_and_names_follow_from_each_other(
-    function: Callable[..., Any], options: Options, expected: StaticArgs
-) -> None:
-    """As in `jax.jit`."""
-    assert infer_static_args(function, options) == expected
+    ]
+    for function, options, expected in rows:
+        with row((function, options, expected)):
+            assert infer_static_args(function, options) == expected
 
 
 @pytest.mark.parametrize(
@@ -90,13 +88,6 @@ def test_the_rule_of_jax_is_strict() -> None:
     assert infer_static_args(plain, Options(static="jax")).strict
     assert infer_static_args(plain, Options(static="jax", static_argnums=(1,))).strict
     assert not infer_static_args(plain, Options(static_argnums=(1,))).strict
-
-
-def test_statics_are_true_when_there_are_any() -> None:
-    """The usual call asks only that."""
-    assert not NO_STATIC_ARGS
-    assert statics({0}, set())
-    assert statics(set(), {"n"})
 
 
 @dataclass
@@ -176,17 +167,6 @@ def test_what_jax_cannot_trace_is_closed() -> None:
     assert found["a"] == StaticLeaf("text")
     assert found["c"][2].value is jnp.sin
     assert wrap_untraceable(np.str_("a"), strict=False) == StaticLeaf(np.str_("a"))
-
-
-def test_arrays_of_others_are_not_closed() -> None:
-    """They are data: who looks at them next refuses them."""
-
-    class Foreign:
-        def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-            return np.ones(3)
-
-    value = Foreign()
-    assert wrap_untraceable(value, strict=False) is value
 
 
 def test_by_the_rule_of_jax_nothing_is_closed() -> None:

@@ -14,6 +14,7 @@ from jaxd_protocol.jit.static_args import StaticArgs
 from jaxd_protocol.messages.recipes import Recipe, RecordedCall, dump_recipes, load_recipes
 from jaxd_protocol.pickling.unpack.unpickler import unpack
 from jaxd_protocol.pytree import parse_skeleton
+from tests.ids import row
 
 LARGE = np.arange(3000.0)
 
@@ -93,9 +94,9 @@ class Bomb:
 PICKLED = recorded(Pair(LARGE, 1))
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
+def test_data_that_does_not_fit_is_refused() -> None:
+    """Before anything is sent."""
+    rows: list[RecordedCall] = [
         PICKLED._replace(sizes=()),
         PICKLED._replace(sizes=PICKLED.sizes[:1]),
         PICKLED._replace(sizes=(*PICKLED.sizes, 1)),
@@ -105,18 +106,15 @@ PICKLED = recorded(Pair(LARGE, 1))
         PICKLED._replace(pickles=PICKLED.pickles * 2),
         RecordedCall(b"P"),
         RecordedCall(b"no skeleton P"),
-    ],
-    ids=["none", "few", "many", "other", "negative", "no pickle", "pickles", "cut off", "garbage"],
-)
-def test_data_that_does_not_fit_is_refused(call: RecordedCall) -> None:
-    """Before anything is sent."""
-    with pytest.raises(ProtocolError):
-        call.buffers()
+    ]
+    for call in rows:
+        with row(call), pytest.raises(ProtocolError):
+            call.buffers()
 
 
-@pytest.mark.parametrize(
-    ("messages", "count"),
-    [
+def test_what_is_no_recipe_is_refused() -> None:
+    """In our own words."""
+    rows: list[tuple[Any, int]] = [
         ((("a", b"k", b"o", (), ()),), 1),
         ((("a", b"k", b"o", (), (), ()),), 0),
         ((("a", b"k", b"o", (), (), ()),), 2),
@@ -127,9 +125,7 @@ def test_data_that_does_not_fit_is_refused(call: RecordedCall) -> None:
         ((("a", b"k", b"o", (), ((b"N", ("1",)),), ()),), 1),
         ((("a", b"k", b"o", (), ((b"P\0\0\0\0", (4,)),), ()),), 1),
         ((3,), 0),
-    ],
-)
-def test_what_is_no_recipe_is_refused(messages: Any, count: int) -> None:
-    """In our own words."""
-    with pytest.raises(ProtocolError):
-        load_recipes(messages, [memoryview(b"data")] * count)
+    ]
+    for messages, count in rows:
+        with row((messages, count)), pytest.raises(ProtocolError):
+            load_recipes(messages, [memoryview(b"data")] * count)

@@ -25,6 +25,7 @@ from jaxd_protocol.packages.distributions import (
 )
 from tests.fake_packages import FakeSite
 from tests.identity.projects import needs
+from tests.ids import row
 
 
 def known(module: str) -> Package:
@@ -42,9 +43,9 @@ def touch(info: Path) -> None:
 # which --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("module", "distribution"),
-    [
+def test_it_names_the_distribution_as_pip_does() -> None:
+    """Also where the import has another name, and where nothing was imported."""
+    rows: list[tuple[str, str]] = [
         ("jax", "jax"),
         ("jax.numpy", "jax"),
         ("jaxlib", "jaxlib"),
@@ -56,15 +57,14 @@ def touch(info: Path) -> None:
         ("gin", "gin-config"),
         ("typing_extensions", "typing_extensions"),
         ("google.protobuf", "protobuf"),
-    ],
-)
-def test_it_names_the_distribution_as_pip_does(module: str, distribution: str) -> None:
-    """Also where the import has another name, and where nothing was imported."""
-    needs(module.partition(".")[0])
-    package = known(module)
-    assert package.name.lower() == distribution
-    assert package.version == metadata.version(distribution)
-    assert len(package.digest) == 16
+    ]
+    for module, distribution in rows:
+        with row((module, distribution)):
+            needs(module.partition(".")[0])
+            package = known(module)
+            assert package.name.lower() == distribution
+            assert package.version == metadata.version(distribution)
+            assert len(package.digest) == 16
 
 
 @pytest.mark.parametrize("module", ["os", "os.path", "sys", "json.decoder", "not_installed.at_all"])

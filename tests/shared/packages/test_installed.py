@@ -23,15 +23,25 @@ from jaxd_protocol.packages.installed import (
     site_folder,
     user_stacklevel,
 )
+from tests.ids import row
 
 
-@pytest.mark.parametrize(
-    "name", ["sys", "json", "json.decoder", "builtins", "zipimport", "os", "numpy.linalg", "math"]
-)
-def test_the_environment_is_installed(name: str) -> None:
+def test_the_environment_is_installed() -> None:
     """The standard library, however it is built, and site-packages."""
-    importlib.import_module(name)
-    assert not is_local_module(name)
+    rows: list[str] = [
+        "sys",
+        "json",
+        "json.decoder",
+        "builtins",
+        "zipimport",
+        "os",
+        "numpy.linalg",
+        "math",
+    ]
+    for name in rows:
+        with row(name):
+            importlib.import_module(name)
+            assert not is_local_module(name)
 
 
 @pytest.mark.parametrize("name", ["__main__", None, __name__, "a_module_that_is_gone"])

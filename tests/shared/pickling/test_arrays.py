@@ -16,11 +16,12 @@ import pytest
 from jaxd_protocol.fingerprint import walk
 from jaxd_protocol.pickling.pack.arguments import pack, pack_out_of_band
 from jaxd_protocol.pickling.unpack.unpickler import unpack
+from tests.ids import row
 
 
-@pytest.mark.parametrize(
-    "array",
-    [
+def test_a_numpy_array_arrives() -> None:
+    """Dtype, shape, content, and whether it can be written to."""
+    rows: list[Any] = [
         np.arange(6.0).reshape(2, 3),
         np.asfortranarray(np.arange(6).reshape(2, 3)),
         np.arange(10)[::2],
@@ -31,16 +32,14 @@ from jaxd_protocol.pickling.unpack.unpickler import unpack
         np.array(["a", "bcd"]),
         np.array(["2020-01-01"], dtype="M8[D]"),
         np.array([1, "a", None], dtype=object),
-    ],
-    ids=lambda array: str(array.dtype),
-)
-def test_a_numpy_array_arrives(array: Any) -> None:
-    """Dtype, shape, content, and whether it can be written to."""
-    found = unpack(pack(array, "it"))
-    assert found.dtype == array.dtype
-    assert found.shape == array.shape
-    assert str(found.tolist()) == str(array.tolist())
-    assert found.flags.writeable == array.flags.writeable
+    ]
+    for array in rows:
+        with row(array):
+            found = unpack(pack(array, "it"))
+            assert found.dtype == array.dtype
+            assert found.shape == array.shape
+            assert str(found.tolist()) == str(array.tolist())
+            assert found.flags.writeable == array.flags.writeable
 
 
 def test_nothing_of_numpys_inner_modules_is_named() -> None:

@@ -13,6 +13,7 @@ from jaxd_server.compilation.history.build_history import (
     KnownFunctions,
     belongs_to,
 )
+from tests.ids import row
 from tests.server.builds import built, described, executable, key_of, value_part
 from tests.server.staging import at_once
 
@@ -155,9 +156,9 @@ def test_only_so_much_is_remembered(
     assert list(known_functions._known) == [ALICE]
 
 
-@pytest.mark.parametrize(
-    ("principal", "is_owner"),
-    [
+def test_whose_a_server_is() -> None:
+    """Its user's, root's, and who has that user's own token; nobody else's."""
+    rows: list[tuple[str, bool]] = [
         ("uid:7", True),
         ("uid:0", True),
         ("token", True),
@@ -166,8 +167,7 @@ def test_only_so_much_is_remembered(
         ("uid:77", False),
         ("account:token", False),
         ("account:uid:7", False),
-    ],
-)
-def test_whose_a_server_is(principal: str, is_owner: bool) -> None:
-    """Its user's, root's, and who has that user's own token; nobody else's."""
-    assert belongs_to(7)(principal) is is_owner
+    ]
+    for principal, is_owner in rows:
+        with row((principal, is_owner)):
+            assert belongs_to(7)(principal) is is_owner

@@ -19,6 +19,7 @@ from jaxd_protocol.messages.server_view import (
 from jaxd_server.processes.supervision import server_view
 from jaxd_server.processes.supervision.server_view import ServerViews, period_of
 from jaxd_server.processes.supervision.supervisor import Supervisor
+from tests.ids import row
 
 
 class FakeWorker(SimpleNamespace):
@@ -92,9 +93,9 @@ def test_rows_of_a_worker_come_in_pieces() -> None:
     assert [one.state for one in view.workers.values()] == ["ready"]
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
+def test_a_hostile_worker_shows_nothing_that_is_not_a_row() -> None:
+    """Neither rows of another type nor those of the host; and nothing fails."""
+    rows: list[Any] = [
         {},
         {"view": 3},
         {"view": {"calls": 3}},
@@ -105,14 +106,13 @@ def test_rows_of_a_worker_come_in_pieces() -> None:
         {"view": {"counters": {"calls": "many", "x": float("inf"), "y": [1]}}},
         {"view": {"counters": [1]}, "more": "yes"},
         {"view": {"functions": {"00": {"latency": ["a"]}}}, "source": 5, "more": True},
-    ],
-)
-def test_a_hostile_worker_shows_nothing_that_is_not_a_row(said: Any) -> None:
-    """Neither rows of another type nor those of the host; and nothing fails."""
-    view = shown(views_of(FakeWorker(said)))
-    assert (view.calls, view.functions, view.counters) == ({}, {}, {})
-    assert list(view.workers) == ["1"]
-    assert view.server.pid == 7
+    ]
+    for said in rows:
+        with row(said):
+            view = shown(views_of(FakeWorker(said)))
+            assert (view.calls, view.functions, view.counters) == ({}, {}, {})
+            assert list(view.workers) == ["1"]
+            assert view.server.pid == 7
 
 
 def test_a_hostile_worker_writes_nothing_that_a_terminal_obeys() -> None:

@@ -18,6 +18,7 @@ from jaxd_server.processes.supervision.supervisor import (
     Supervisor,
 )
 from jaxd_server.processes.supervision.worker_process import WorkerProcess
+from tests.ids import row
 from tests.server.staging import logged_by
 
 PATIENCE_S = 30.0
@@ -148,9 +149,9 @@ def post_with(**worker: Any) -> Supervisor:
     return post
 
 
-@pytest.mark.parametrize(
-    ("worker", "idle_s"),
-    [
+def test_how_long_nobody_has_needed_it() -> None:
+    """As the worker says, if it says it in numbers."""
+    rows: list[tuple[dict[str, Any], float]] = [
         ({"snapshot": {"idle_s": 7.0}}, 7.0),
         ({"snapshot": {"idle_s": 7.0, "connections": 1}}, 0.0),
         ({"snapshot": {"idle_s": 7.0, "running_calls": 1}}, 0.0),
@@ -161,11 +162,10 @@ def post_with(**worker: Any) -> Supervisor:
         ({"snapshot": {"idle_s": float("nan")}}, 0.0),
         ({"snapshot": {"idle_s": -1e9}}, 0.0),
         ({"snapshot": {"idle_s": "long"}, "state": "resting"}, 2.0),
-    ],
-)
-def test_how_long_nobody_has_needed_it(worker: dict[str, Any], idle_s: float) -> None:
-    """As the worker says, if it says it in numbers."""
-    assert asyncio.run(post_with(**worker).idle_s()) == idle_s
+    ]
+    for worker, idle_s in rows:
+        with row((worker, idle_s)):
+            assert asyncio.run(post_with(**worker).idle_s()) == idle_s
 
 
 def test_before_the_first_worker_there_is_little_to_be_said() -> None:

@@ -6,6 +6,7 @@ import pytest
 from jaxd_protocol.network.addresses import Address
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.processes.supervision.tenant_settings import REST_AFTER_S, Tenant, User
+from tests.ids import row
 
 ALICE = User(70000, 70000, (), "70000", "/kept/alice")
 OPTIONS = ServerOptions(
@@ -63,9 +64,9 @@ def test_another_user_gets_what_jax_needs_of_the_environment_and_no_more() -> No
     }
 
 
-@pytest.mark.parametrize(
-    ("name", "is_passed_on"),
-    [
+def test_what_may_be_a_secret_is_not_passed_on() -> None:
+    """Also when it begins as something does that jax reads."""
+    rows: list[tuple[str, bool]] = [
         ("NVIDIA_API_KEY", False),
         ("NVIDIA_VISIBLE_DEVICES", True),
         ("TF_VAR_db", False),
@@ -76,12 +77,11 @@ def test_another_user_gets_what_jax_needs_of_the_environment_and_no_more() -> No
         ("PYTHON_INDEX_Password", False),
         ("XLA_TOKEN", False),
         ("CUDA_SECRET", False),
-    ],
-)
-def test_what_may_be_a_secret_is_not_passed_on(name: str, is_passed_on: bool) -> None:
-    """Also when it begins as something does that jax reads."""
-    environment = Tenant("account:alice", "none", ALICE).environment({name: "x"})
-    assert (name in environment) == is_passed_on
+    ]
+    for name, is_passed_on in rows:
+        with row((name, is_passed_on)):
+            environment = Tenant("account:alice", "none", ALICE).environment({name: "x"})
+            assert (name in environment) == is_passed_on
 
 
 def test_a_user_of_the_machine_has_what_it_has_installed() -> None:

@@ -88,9 +88,9 @@ A_MODULE: tuple[str, ...] = ()
 """What `import a` binds: the module itself."""
 
 
-@pytest.mark.parametrize(
-    ("statement", "expected"),
-    [
+def test_an_import_says_what_it_binds() -> None:
+    """Which variable holds which part of which module."""
+    rows: list[tuple[str, Import]] = [
         ("import a", Import("a", 0, (), (("a", A_MODULE),))),
         ("import a as b", Import("a", 0, (), (("b", A_MODULE),))),
         ("import a.b", Import("a.b", 0, (), (("a", None),))),
@@ -103,13 +103,12 @@ A_MODULE: tuple[str, ...] = ()
         ),
         ("from . import b", Import("", 1, ("b",), (("b", ("b",)),))),
         ("from ..a import b", Import("a", 2, ("b",), (("b", ("b",)),))),
-    ],
-)
-def test_an_import_says_what_it_binds(statement: str, expected: Import) -> None:
-    """Which variable holds which part of which module."""
-    for body in (statement, f"def g():\n    {statement}\nreturn g"):
-        (found,) = facts(body).imports
-        assert found._replace(uses=()) == expected
+    ]
+    for statement, expected in rows:
+        with row((statement, expected)):
+            for body in (statement, f"def g():\n    {statement}\nreturn g"):
+                (found,) = facts(body).imports
+                assert found._replace(uses=()) == expected
 
 
 @pytest.mark.parametrize(

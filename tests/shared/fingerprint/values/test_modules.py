@@ -20,6 +20,7 @@ import pytest
 
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.values.modules import IGNORED_ATTRIBUTES, impurity
+from tests.ids import row
 from tests.shared.fingerprint.defining import define, digest_of, function, walk_of
 
 HELPERS = "RATE = 1\ndef scale(x): return x * RATE\ndef shift(x): return x + 1"
@@ -58,9 +59,9 @@ def test_an_extension_counts_by_the_bytes_of_its_file(tmp_path: Path) -> None:
     assert made(b"one") == made(b"one") != made(b"other")
 
 
-@pytest.mark.parametrize(
-    ("module", "name", "what"),
-    [
+def test_what_no_key_can_hold_is_said() -> None:
+    """In the words of a warning."""
+    rows: list[tuple[str, str, str]] = [
         ("time", "time", "the clock (time.time)"),
         ("threading", "current_thread", "which thread it is (current_thread)"),
         ("time", "perf_counter_ns", "the clock"),
@@ -72,11 +73,10 @@ def test_an_extension_counts_by_the_bytes_of_its_file(tmp_path: Path) -> None:
         ("numpy.random.mtrand", "normal", "numpy's global random state"),
         ("posix", "urandom", "the operating system (urandom)"),
         ("os", "getpid", "the operating system"),
-    ],
-)
-def test_what_no_key_can_hold_is_said(module: str, name: str, what: str) -> None:
-    """In the words of a warning."""
-    assert (impurity(module, name) or "").startswith(what)
+    ]
+    for module, name, what in rows:
+        with row((module, name, what)):
+            assert (impurity(module, name) or "").startswith(what)
 
 
 @pytest.mark.parametrize(

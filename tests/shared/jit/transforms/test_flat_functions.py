@@ -48,16 +48,6 @@ def equal(ours: Any, *theirs: Any) -> None:
         np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=1e-6)
 
 
-def test_arguments_go_in_and_leaves_come_out() -> None:
-    """In jax's order, whatever the tree."""
-
-    def swapped(tree: Any, *, scale: Any) -> Any:
-        return {"b": tree["a"] * scale, "a": tree["b"]}
-
-    made = flat(swapped, inputs=("", "", ""), sent=(0, 1, 2))
-    equal(made((), {"b": X, "a": Y}, scale=2.0), X, Y * 2)
-
-
 def test_what_is_static_or_stays_is_passed_by() -> None:
     """At any place, and by name."""
 
@@ -67,22 +57,6 @@ def test_what_is_static_or_stays_is_passed_by() -> None:
 
     made = flat(by_mode, inputs=("", "", None), static_argnums=(1,), static_argnames=("kind",))
     equal(made((), X, "up", (Y, "text"), kind="k"), X * Y)
-
-
-def test_many_at_once() -> None:
-    """Along the axes that jax says; results along the first."""
-    made = flat(loss, ("flat_vmap", {"axes": (1, None)}))
-    equal(made((), XX.T, Y), jax.vmap(loss, (1, None))(XX.T, Y))
-
-
-def test_tangents_come_behind() -> None:
-    """Of those inputs that move; none comes of what has no tangent."""
-
-    def both(x: Any, n: Any) -> Any:
-        return x * n, n
-
-    made = flat(both, ("flat_jvp", {"given": (True, False)}))
-    equal(made((Y,), X, 3), Y * 3)
 
 
 def test_cotangents_come_behind() -> None:
@@ -97,33 +71,6 @@ def test_cotangents_come_behind() -> None:
     linear = {"linear": (True, False), "shapes": (F4,), "given": (False, True)}
     made = flat(twice, ("flat_transpose", linear), sent=(1,))
     equal(made((X,), False, Y), X * Y)
-
-
-@pytest.mark.slow
-def test_one_step_upon_the_other() -> None:
-    """A hessian is four of them."""
-    reverse = {"linear": (False, False, True), "shapes": (F4,), "given": (True,)}
-    made = flat(
-        loss,
-        ("flat_jvp", {"given": (True, False)}),
-        ("flat_transpose", reverse),
-        ("flat_jvp", {"given": (True, False, False)}),
-        ("flat_vmap", {"axes": (None, None, None, 0)}),
-    )
-    equal(made((np.float32(1), np.eye(3, dtype="f4")), X, Y), jax.hessian(loss)(X, Y))
-
-
-def test_a_derivative_of_the_functions_own_is_used() -> None:
-    """In reverse, where it has no other."""
-
-    @jax.custom_vjp
-    def odd(x: Any) -> Any:
-        return x
-
-    odd.defvjp(lambda x: (odd(x), None), lambda _, ct: (ct * 100,))
-    reverse = {"linear": (False, True), "shapes": (F4,), "given": (True,)}
-    stages = (("flat_jvp", {"given": (True,)}), ("flat_transpose", reverse))
-    equal(flat(odd, *stages, inputs=("",), sent=(0,))((Y,), X), Y * 100)
 
 
 def test_the_weak_type_of_what_is_linear_counts() -> None:

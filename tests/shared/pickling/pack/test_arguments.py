@@ -7,10 +7,8 @@ import pickle
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import pytest
 
-import jaxd
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint import content_id
@@ -19,11 +17,9 @@ from jaxd_protocol.pickling.pack.arguments import pack, pack_out_of_band
 from jaxd_protocol.pickling.unpack.archives import content_id_of
 from jaxd_protocol.pickling.unpack.unpickler import unpack
 from tests.shared.fingerprint.defining import define
-from tests.shared.pickling.processes import round_trip
 
 optax = pytest.importorskip("optax")
 linen = pytest.importorskip("flax.linen")
-TrainState = pytest.importorskip("flax.training.train_state").TrainState
 
 STREAM = (number for number in [1])
 
@@ -72,25 +68,6 @@ def test_the_client_finds_its_own_callable_again() -> None:
     name = content_id_of(arrived)
     assert name is not None
     assert functions.objects[name] is scaled
-
-
-def test_a_train_state_has_one_tree_structure() -> None:
-    """So a step is traced once, though each call brings the state's functions along."""
-    model, transform = linen.Dense(2), optax.adam(0.1)
-    parameters = model.init(jax.random.key(0), jnp.ones((1, 2)))
-    state = TrainState.create(apply_fn=model.apply, params=parameters, tx=transform)
-    states = [unpack(pack(state, "it")) for _ in range(2)]
-    traced = []
-
-    def step(state: Any) -> Any:
-        traced.append(1)
-        output = state.apply_fn(state.params, jnp.ones((1, 2)))
-        return state.apply_gradients(grads=jax.tree.map(jnp.ones_like, state.params)), output
-
-    jitted = jax.jit(step)
-    for each in states:
-        jitted(each)
-    assert traced == [1]
 
 
 def test_a_callable_is_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,17 +166,3 @@ def test_the_same_callable_of_two_clients_is_one_on_the_server() -> None:
     first, second = (unpack(pack([each], "it"))[0] for each in made)
     assert first is second
     assert first(1) == 2
-
-
-def test_a_persistent_function_inside_of_another_is_the_function_jitted() -> None:
-    """On the server there is nothing to send."""
-    inner = jaxd.persistent_call(scaled)
-
-    def outer(x: Any) -> Any:
-        return inner(x) + 1
-
-    copy = round_trip(outer)
-    assert copy(3) == 7
-    arrived = copy.__closure__[0].cell_contents
-    assert type(arrived.__wrapped__) is type(scaled)
-    assert not hasattr(arrived, "submit")

@@ -19,6 +19,7 @@ from jaxd_protocol.network.local_server import runtime_dir
 from jaxd_protocol.pickling.pack.arguments import pack
 from jaxd_protocol.pickling.pack.functions import object_path, pack_function
 from jaxd_protocol.pickling.unpack.unpickler import unpack
+from tests.ids import row
 from tests.shared.fingerprint.defining import define
 from tests.shared.pickling.processes import (
     PLAIN,
@@ -225,9 +226,9 @@ def circle(): return CYCLIC.itself() and CYCLIC.me is CYCLIC
 """)
 
 
-@pytest.mark.parametrize(
-    ("name", "args", "expected"),
-    [
+def test_a_function_arrives_with_what_it_reads() -> None:
+    """Itself, others, variables that closures share, parts of objects that could not be packed."""
+    rows: list[tuple[str, Any, Any]] = [
         ("factorial", (5,), 120),
         ("is_even", (11,), False),
         ("together", (), (1, 2, 2)),
@@ -238,13 +239,12 @@ def circle(): return CYCLIC.itself() and CYCLIC.me is CYCLIC
         ("keys", (), [3, 1]),
         ("read", (), 4),
         ("circle", (), True),
-    ],
-)
-def test_a_function_arrives_with_what_it_reads(name: str, args: Any, expected: Any) -> None:
-    """Itself, others, variables that closures share, parts of objects that could not be packed."""
-    copy = round_trip(getattr(MINE, name))
-    assert copy(*args) == expected
-    assert copy is not getattr(MINE, name)
+    ]
+    for name, args, expected in rows:
+        with row((name, args, expected)):
+            copy = round_trip(getattr(MINE, name))
+            assert copy(*args) == expected
+            assert copy is not getattr(MINE, name)
 
 
 def test_a_copy_has_a_namespace_of_its_own_with_what_is_read() -> None:
@@ -286,14 +286,14 @@ def test_defaults_attributes_and_names_travel() -> None:
     assert round_trip(MINE.decorated).__wrapped__(1) == 2
 
 
-@pytest.mark.parametrize(
-    "value", [json.dumps, np.linalg.norm, np.ndarray, json, pack, len, int, runtime_dir]
-)
-def test_installed_code_travels_by_name(value: Any) -> None:
+def test_installed_code_travels_by_name() -> None:
     """Both ends have it."""
-    packed = pack(value, "it")
-    assert len(packed) < 100
-    assert unpack(packed) is value
+    rows: list[Any] = [json.dumps, np.linalg.norm, np.ndarray, json, pack, len, int, runtime_dir]
+    for value in rows:
+        with row(value):
+            packed = pack(value, "it")
+            assert len(packed) < 100
+            assert unpack(packed) is value
 
 
 CHAIN = """
@@ -357,9 +357,9 @@ def by_closure() -> Any:
     return lambda: value
 
 
-@pytest.mark.parametrize(
-    ("root", "path"),
-    [
+def test_the_path_names_each_step() -> None:
+    """Globals, closures, defaults, attributes, keys and positions."""
+    rows: list[tuple[Any, str]] = [
         (by_config, "by_config → CONFIG['stream'][1]"),
         (by_helper, "by_helper → by_config → CONFIG['stream'][1]"),
         (by_slot, "by_slot → WITH_SLOT.slot"),
@@ -370,11 +370,10 @@ def by_closure() -> Any:
         (WITH_SLOT.method, "WithSlot.method.__self__.slot"),
         ([{"k": CULPRIT}], "list[0]['k']"),
         (CULPRIT, "object"),
-    ],
-)
-def test_the_path_names_each_step(root: Any, path: str) -> None:
-    """Globals, closures, defaults, attributes, keys and positions."""
-    assert object_path(root, CULPRIT) == path
+    ]
+    for root, path in rows:
+        with row((root, path)):
+            assert object_path(root, CULPRIT) == path
 
 
 def test_a_path_that_is_not_found_says_so() -> None:
