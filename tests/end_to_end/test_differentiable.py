@@ -245,7 +245,20 @@ def _alike(ours: Any, theirs: Any) -> None:
             )
 
 
-@pytest.mark.parametrize("name", LOSS)
+COMBINED = (
+    "vmap of vmap",
+    "grad of a sum of vmap",
+    "jacrev of jacrev",
+    "jacfwd of jacfwd",
+    "third derivative",
+    "vmap of cond",
+)
+"""Of steps that other rows take."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in COMBINED)) for name in LOSS]
+)
 def test_a_transformation_gives_what_it_gives_for_a_local_function(
     shared: Client, name: str
 ) -> None:
