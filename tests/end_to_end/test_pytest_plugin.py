@@ -244,6 +244,12 @@ def test_none_is_given_twice():
     with pytest.raises((RuntimeError, ValueError)):
         jax.jit(lambda x, y: (x - 9, y - 9), donate_argnums=(0, 1))(x, x)
 
+def test_by_name_beside_what_is_static():
+    step = jax.jit(lambda x, over, n: n * x - over, donate_argnames="over", static_argnames="n")
+    x, over = made(), made()
+    np.testing.assert_array_equal(step(x, over=over, n=7), 6 * (np.arange(8) + 1.0))
+    assert (x.is_deleted(), over.is_deleted()) == (False, True)
+
 def test_of_what_no_server_can_answer():
     traces = []
     for _ in range(2):

@@ -728,6 +728,7 @@ class PersistentFunction(
             local = self._local_run(caller, error, call)
             if local is None:
                 raise
+        call = None  # as in a plain call
         return here(local)
 
     def _traced(

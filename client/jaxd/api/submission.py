@@ -100,6 +100,7 @@ class Submission(NamedTuple):
             local = self.local_run(caller, error, call)
             if local is None:
                 raise
+        call = None  # it has views of the arguments
         from jaxd.tracing.inline import completed_future
 
         if self.is_awaited:  # in another thread, whose settings are not those of the call

@@ -7,6 +7,7 @@ read; and only when it had no effect so far.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from jaxd.request.function_snapshot import FunctionSnapshot, SnapshotCache
 
 T = TypeVar("T")
+
+_OWN: Final = frozenset({"jaxd", "jaxd_protocol"})
+_SUSPENDABLE: Final = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 PHASES: Final = frozenset({"walking", "packing", "building", "reading"})
 """Where a call may fail and run here then: before it has run, or when it has left no trace."""
@@ -164,7 +168,7 @@ class Fallback:
             is_plain: whether it is a plain call, which jax may trace.
         """
         if isinstance(error, Refused):
-            return LocalRun(self, caller, error.reason, _without_data(call))
+            return LocalRun(self, caller, error.reason, call and call.without_data())
         if isinstance(error, TracerError) and not is_plain:
             return None
         if not may_follow(error, repeats_raised=self._repeats_raised):
@@ -177,7 +181,7 @@ class Fallback:
         is_final = self._repeats_raised and isinstance(error, errors.LostUpdateError)
         _clear_frames(error)
         phase = origin_of(error).phase
-        return LocalRun(self, caller, reason, _without_data(call), phase, is_final)
+        return LocalRun(self, caller, reason, call and call.without_data(), phase, is_final)
 
     def run(self, do: Callable[[InlineFunction], T], call: CallRequest | None) -> T:
         """What `do` makes of the function under `jax.jit`, in its present version.
@@ -350,22 +354,17 @@ class LocalRun(NamedTuple):
 
 
 def _clear_frames(error: BaseException) -> None:
-    """Lets go of what the frames of an error hold, which has been dealt with: its call."""
+    """Lets go of what jaxd's own frames of an error hold, which has been dealt with: its call."""
     trace = error.__traceback__
     while trace is not None:
         frame: FrameType | None = trace.tb_frame
         while frame is not None:  # those of the remote traceback were begun by others
-            try:
-                frame.clear()
-            except RuntimeError:  # it still runs, and so do all that have called it
-                break
+            home = str(frame.f_globals.get("__name__")).partition(".")[0]
+            if home in _OWN and not frame.f_code.co_flags & _SUSPENDABLE:
+                with suppress(RuntimeError):  # it still runs
+                    frame.clear()
             frame = frame.f_back
         trace = trace.tb_next
-
-
-def _without_data(call: CallRequest | None) -> CallRequest | None:
-    """A call without views of its arguments: jax uses up no donated array while one is held."""
-    return call and call._replace(buffers=(), sources={}, arguments=None)
 
 
 def fetched(tree: Any) -> tuple[Any, bool]:

@@ -35,6 +35,7 @@ from jaxd_protocol.pickling.unpack.private_modules import is_private
 from jaxd_protocol.pytree import is_literal
 from jaxd_server.user_code.hidden_state import HiddenStates
 
+_RETRY_S: Final = 0.2
 _MISSING: Final = object()
 _CONTAINERS: Final = (dict, list, tuple, type(None))
 _PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
@@ -68,6 +69,11 @@ class _AssignableSlot(NamedTuple):
     name: str
     holder: dict[str, Any] | CellType
     before: Any
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """Names the place, as long as its holder lives."""
+        return id(self.holder), self.name
 
     @property
     def now(self) -> Any:
@@ -122,14 +128,15 @@ class MutationGuard:
         objects = list(objects)
         self._functions = [each for each in objects if isinstance(each, FunctionType)]
         slots = (place for each in self._functions for place in _slots_of(each))
-        each_once = {(id(place.holder), place.name): place for place in slots}
-        self._places = [each for each in each_once.values() if each.name not in ignored]
-        self._names = {id(place.before): place.name for place in self._places}
+        self._places = {each.key: each for each in slots if each.name not in ignored}
+        self._names = {id(place.before): place.name for place in self._places.values()}
         classes = (each for each in objects if isinstance(each, type))
         inside = [each for cls in classes if _can_change(cls) for each in _members(cls).values()]
-        places = (place.before for place in self._places)
+        places = (place.before for place in self._places.values())
         found = {id(each): each for each in (*objects, *places, *inside)}
-        self._held = [(each, _content(each)) for each in found.values() if _can_change(each)]
+        self._held = {
+            name: (each, _content(each)) for name, each in found.items() if _can_change(each)
+        }
         self.reached = list(found.values())
 
     @classmethod
@@ -145,11 +152,15 @@ class MutationGuard:
         return cls((*reach.numbered, *partial, *classes, *walked.guards.arrays), ignored)
 
     @classmethod
-    def of_statics(cls, arguments: Any) -> MutationGuard:
+    def of_statics(cls, arguments: Any, ignored: Iterable[str] = ()) -> MutationGuard:
         """A snapshot of what jax does not trace among the arguments of a call.
 
         That is what is static, and what the nodes of their trees are: classes, whose methods may
         change what they reach, and what these keep beside arrays.
+
+        Args:
+            arguments: of the call.
+            ignored: names of globals and variables that may change.
         """
         leaves, structure = jax.tree.flatten(
             arguments, is_leaf=lambda node: isinstance(node, StaticLeaf)
@@ -160,11 +171,11 @@ class MutationGuard:
         if not objects:
             return NO_GUARD
         try:
-            return cls.of_walk(walk(objects, "arguments"))
+            return cls.of_walk(walk(objects, "arguments", ignore=tuple(ignored)), ignored)
         except Exception:  # noqa: BLE001  a class may need modules that came with a function only
             classes = (each for each in objects if isinstance(each, type))
-            methods = (each for one in classes for each in vars(one).values())
-            return cls((*objects, *methods))
+            methods = (each for one in classes for each in _methods_of(one))
+            return cls((*objects, *methods), ignored)
 
     @classmethod
     def of_callback(cls, function: Any, ignored: Iterable[str] = ()) -> MutationGuard:
@@ -189,11 +200,11 @@ class MutationGuard:
         """
         if self.bound is not None:
             return self.bound
-        for place in self._places:
+        for place in self._places.values():
             if place.before is not _MISSING and not _only_calculates(place.before):
                 return place.words
         if self.is_own and self._held:
-            return self._words_for(self._held[0][0])
+            return self._words_for(next(iter(self._held.values()))[0])
         if self.is_own and any(map(_is_array, self.reached)):
             return "an array"
         own = [each for each in self._functions if is_local_module(each.__module__)]
@@ -227,16 +238,32 @@ class MutationGuard:
 
         Raises:
             LostUpdateError: when something was changed.
+            Busy: when that was so, and other functions were traced meanwhile, which share classes
+                with this one: one of them may have done it.
         """
-        hidden = HiddenStates(self.reached)  # what runs on the host may have changed it before
-        try:
+        if not (self._held or self._places or self.reached):
             yield
-            changed = self._changed(hidden)
-        except BaseException:
-            self._restore_after(hidden)
-            raise
+            return
+        hidden = HiddenStates(self.reached)  # what runs on the host may have changed it before
+        with _traces.begun(self) as trace:
+            try:
+                yield
+            except BaseException:
+                with _traces.lock:
+                    self._restore_after(hidden, trace)
+                raise
+            with _traces.lock:
+                changed = self._changed(hidden)
+                if changed is not None:
+                    self._restore_after(hidden, trace)
+        if trace.was_disturbed or (trace.was_beside and changed is not None):
+            raise Busy(
+                "functions that were traced at the same time changed what they share on the "
+                "server. That was undone, and each is traced once more. Call it again if it is not "
+                "repeated by itself.",
+                _RETRY_S,
+            )
         if changed is not None:
-            self._restore_after(hidden)
             raise LostUpdateError(f"the function changes {changed} while it is traced. {_COPY}")
 
     def restore(self) -> None:
@@ -246,9 +273,22 @@ class MutationGuard:
         for holder, content in self._changed_holders():
             _refill(holder, content)
 
-    def _restore_after(self, hidden: HiddenStates) -> None:
+    def shares_with(self, other: MutationGuard) -> bool:
+        """Whether there is anything that both have looked at and that could be changed."""
+        places, held = self._places.keys(), self._held.keys()
+        return not (held.isdisjoint(other._held) and places.isdisjoint(other._places))
+
+    def take_over(self, other: MutationGuard) -> None:
+        """What another one has seen first counts as seen by this one as well."""
+        self._held |= {name: other._held[name] for name in self._held.keys() & other._held.keys()}
+        both = self._places.keys() & other._places.keys()
+        self._places |= {key: other._places[key] for key in both}
+
+    def _restore_after(self, hidden: HiddenStates, trace: _Trace) -> None:
         """As `restore`; what it cannot restore has spoiled the function."""
         self.is_spoiled = self.is_spoiled or hidden.changed() is not None
+        if self._changed(None) is not None:
+            _traces.disturb(trace)
         self.restore()
 
     def _changed(self, hidden: HiddenStates | None) -> str | None:
@@ -271,7 +311,7 @@ class MutationGuard:
     def _changed_places(self) -> Iterator[_AssignableSlot]:
         return (
             place
-            for place in self._places
+            for place in self._places.values()
             if not _is_same(place.now, place.before) and not _is_import(place)
         )
 
@@ -288,8 +328,68 @@ class MutationGuard:
 
     def _changed_holders(self) -> Iterator[tuple[Any, list[Any]]]:
         """What was changed within itself, each with what it held before."""
-        return (held for held in self._held if not _are_same(_content(held[0]), held[1]))
+        return (held for held in self._held.values() if not _are_same(_content(held[0]), held[1]))
 
+
+class _Trace:
+    """A function that is traced.
+
+    Args:
+        guard: of what it reaches.
+
+    Attributes:
+        guard: the same.
+        thread: where it is traced.
+        was_beside: whether others that share something with it were traced meanwhile.
+        was_disturbed: whether one of them has undone a change of what they share.
+    """
+
+    def __init__(self, guard: MutationGuard) -> None:
+        self.guard = guard
+        self.thread = threading.get_ident()
+        self.was_beside = self.was_disturbed = False
+
+
+class _Traces:
+    """The functions that are traced now. Thread-safe.
+
+    They may share classes, which have come with the arguments of one and belong to all. What one
+    changes until that is undone, another one must not take for what was there before.
+
+    Attributes:
+        lock: held while one begins, and while what one has changed is looked for and undone.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._open: list[_Trace] = []
+
+    @contextmanager
+    def begun(self, guard: MutationGuard) -> Iterator[_Trace]:
+        """Within it a function is traced in this thread."""
+        trace = _Trace(guard)
+        with self.lock:
+            for each in self._beside(trace):
+                each.was_beside = trace.was_beside = True
+                guard.take_over(each.guard)
+            self._open.append(trace)
+        try:
+            yield trace
+        finally:
+            with self.lock:
+                self._open.remove(trace)
+
+    def disturb(self, trace: _Trace) -> None:
+        """What this one has changed is about to be undone."""
+        for each in self._beside(trace):
+            each.was_disturbed = True
+
+    def _beside(self, trace: _Trace) -> list[_Trace]:
+        others = (each for each in self._open if each.thread != trace.thread)
+        return [each for each in others if each.guard.shares_with(trace.guard)]
+
+
+_traces: Final = _Traces()
 
 NO_GUARD: Final = MutationGuard()
 
@@ -319,6 +419,17 @@ def _in_nodes(structure: Any) -> Iterator[Any]:
             yield about
             if is_local_module(kind.__module__):
                 yield kind
+
+
+def _methods_of(cls: type) -> Iterator[Any]:
+    """The functions of a class and of its bases, without what is around them."""
+    for each in (each for base in cls.__mro__ for each in vars(base).values()):
+        parts = (each.fget, each.fset, each.fdel) if isinstance(each, property) else (each,)
+        for part in parts:
+            found = getattr(part, "__func__", part)
+            while found is not None:
+                yield found
+                found = getattr(found, "__wrapped__", None)
 
 
 def _is_data(cls: type) -> bool:
@@ -469,9 +580,6 @@ def _are_same(now: list[Any], before: list[Any]) -> bool:
 
 
 # jax itself -------------------------------------------------------------------------------------
-
-
-_RETRY_S: Final = 0.2
 
 
 class InstalledGuard:

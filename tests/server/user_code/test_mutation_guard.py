@@ -7,9 +7,11 @@ import ctypes
 import io
 import itertools
 import random
+import threading
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, ClassVar
@@ -21,6 +23,7 @@ import pytest
 from jaxd_protocol.errors import Busy, LostUpdateError
 from jaxd_server.user_code.mutation_guard import NO_GUARD, InstalledGuard, MutationGuard
 from tests.ids import row, stable_id
+from tests.server.staging import PATIENCE_S
 
 setting: Any = 1
 
@@ -270,6 +273,41 @@ def test_what_a_module_gets_by_itself_is_no_change() -> None:
         module.inner = types.ModuleType("made_module.inner")  # type: ignore[attr-defined]
     with noticed("the global 'other'", guard):
         module.other = types.ModuleType("inner")  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("first", ["culprit", "innocent"])
+def test_what_functions_share_that_are_traced_at_once_stays_what_it_was(first: str) -> None:
+    """Also where one begins when the other has changed it: neither is blamed, both come again."""
+    shapes: list[Any] = []
+    begun, changed = threading.Event(), threading.Event()
+    ended = {"culprit": threading.Event(), "innocent": threading.Event()}
+
+    def trace(name: str, waits_for: str | None) -> str:
+        if name == "innocent":
+            changed.wait(PATIENCE_S)
+        try:
+            with MutationGuard([shapes]).kept():
+                if name == "culprit":
+                    shapes.append(1)
+                    changed.set()
+                    begun.wait(PATIENCE_S)
+                else:
+                    begun.set()
+                if waits_for is not None:
+                    ended[waits_for].wait(PATIENCE_S)
+        except Busy:
+            return "busy"
+        finally:
+            ended[name].set()
+        return "fine"
+
+    second = "innocent" if first == "culprit" else "culprit"
+    with ThreadPoolExecutor(2) as pool:
+        traces = pool.submit(trace, first, None), pool.submit(trace, second, first)
+        assert [each.result() for each in traces] == ["busy", "busy"]
+    assert shapes == []
+    with pytest.raises(LostUpdateError, match="a list"), MutationGuard([shapes]).kept():
+        shapes.append(1)
 
 
 def test_of_functions_that_are_traced_at_once_none_is_blamed() -> None:

@@ -172,7 +172,7 @@ class HookedFunction(PersistentFunction[..., Any]):
     Where its calls run in this process, they are dispatched as `jax.jit` does it.
     """
 
-    __slots__ = ("_is_new", "_jit_calls", "_runs")
+    __slots__ = ("_is_new", "_jit_calls", "_local_runs", "_runs")
 
     _repeats_raised = True
 
@@ -182,6 +182,7 @@ class HookedFunction(PersistentFunction[..., Any]):
     def __init__(self, binding: FunctionBinding) -> None:
         super().__init__(binding)
         self._is_new = True
+        self._local_runs = 0
         self._runs = former_runs.of(binding.function)
         statics = infer_static_args(binding.function, binding.options)
         self._jit_calls = binding.snapshots.jit_calls = JitCalls(binding.function, statics)
@@ -200,10 +201,10 @@ class HookedFunction(PersistentFunction[..., Any]):
                     self._runs.calls += 1
                 if self._is_new:
                     self._is_new = not self._prepare()
-            before = calls_here.count
+            before = calls_here.count, self._local_runs
             result = super().__call__(*args, **kwargs)
             may_donate = self.deletes_donated and self._binding.options.donates
-            if may_donate and calls_here.count == before:
+            if may_donate and before == (calls_here.count, self._local_runs):
                 return self._after_donation(result, args, kwargs)
             return result
         except BaseException as error:
@@ -221,12 +222,13 @@ class HookedFunction(PersistentFunction[..., Any]):
         caller = self._binding.find_caller()
         if caller is None or is_staged() or not arrays or any(x.is_deleted() for x in arrays):
             return result
-        with suppress(JaxdError):  # what no server could answer was answered by `jax.jit`
+        from jaxd.dispatch import warm  # few functions donate
+
+        with suppress(Exception):  # there is a result already
             if caller.takes_programs():
-                self.warm(*args, **kwargs)
-                here = self._binding.run_here(caller, self._binding.config(), args, kwargs)
-                return result if here is ELSEWHERE else here
-        return result
+                warm.warm(caller, self._binding.encode_specs(caller, args, kwargs))
+        here = self._binding.run_here(caller, self._binding.config(), args, kwargs)
+        return result if here is ELSEWHERE else here
 
     def _donated(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The arguments that a call donates: they are named as static ones are."""
@@ -273,6 +275,7 @@ class HookedFunction(PersistentFunction[..., Any]):
         if call is not None and (found is not None or _may_be_untraced(error)):
             self._snapshots.forget(call.kind)
         end_held_output(error, runs_here=found is not None)
+        self._local_runs += found is not None
         if found is not None and self._runs is not None:
             self._runs.here += 1
             self._runs.reason = self._runs.reason or found.reason

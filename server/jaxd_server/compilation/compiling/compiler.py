@@ -209,7 +209,7 @@ class Compiler:
                 output_to(CallOutput(emit)),
                 installed_guard.kept(captured),
                 captured.kept(),
-                MutationGuard.of_statics(arguments).kept(),
+                MutationGuard.of_statics(arguments, captured.ignored).kept(),
             ):
                 capture_warnings()
                 jitted = jax.jit(self._private(function), **options.jit_arguments())
@@ -290,7 +290,7 @@ class Compiler:
             Exception: whatever the function raises while it is traced, and jax's own errors.
         """
         args, kwargs = arguments
-        statics = MutationGuard.of_statics(arguments)
+        statics = MutationGuard.of_statics(arguments, captured.ignored)
         try:
             with (
                 pinned(options.config),

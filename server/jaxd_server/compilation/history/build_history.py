@@ -5,7 +5,6 @@ Written after a build, read by `why` and its like; a warm call does not touch it
 
 from __future__ import annotations
 
-import itertools
 import threading
 import weakref
 from collections import OrderedDict
@@ -69,8 +68,9 @@ Verdict = Literal["hit", "load", "compile"]
 """What a call finds: a ready executable, one on disk, or none."""
 
 _PART_BYTES: Final = 150
-_MAX_FORMS: Final = 512
-_FEW_LEAVES: Final = 64
+_MAX_FORMS: Final = 256
+_MAX_FORM_BYTES: Final = 1 << 17
+_LEAF_BYTES: Final = 200
 
 _forms: Final = BoundedDict[tuple[int, int, tuple[str, ...]], dict[str, Argument]](_MAX_FORMS)
 """What arguments look like, by hash and length of their skeleton, which may be large itself.
@@ -108,8 +108,8 @@ class BuildEntry:
         found = _forms.get(key)
         if found is None:
             found = argument_shapes(self.skeleton, self.parameters)
-            leaves = itertools.chain.from_iterable(each.form.leaves() for each in found.values())
-            if sum(1 for _ in leaves) <= _FEW_LEAVES:
+            leaves = (leaf for each in found.values() for _, leaf in each.form.leaves())
+            if sum(_LEAF_BYTES + len(leaf.identity) for leaf in leaves) <= _MAX_FORM_BYTES:
                 _forms[key] = found
         return found
 

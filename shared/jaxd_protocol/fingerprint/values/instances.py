@@ -196,7 +196,7 @@ def _instance(walk: Walk, value: Any) -> None:
         walk.emit_child(".__fingerprint__()", hook(value))
         walk.guards.answer(lambda: hook(value), hook(value))
         return
-    if not {globals_module(each).partition(".")[0] for each in code_asked(kind)} <= _TELL_NO_MORE:
+    if any(_tells_more(walk, globals_module(each)) for each in code_asked(kind)):
         walk.reach.was_told = True
     try:
         reduced = reduce_object(value)
@@ -310,6 +310,11 @@ def _state(walk: Walk, value: Any, state: Any) -> None:
 _PRIVATE: Final = frozenset({"_hash", "cls_ref"})
 _TELL_NO_MORE: Final = sys.stdlib_module_names | {"attr", "jaxtyping"}
 """Modules and packages whose functions say of an object no more than what it holds itself."""
+
+
+def _tells_more(walk: Walk, module: str) -> bool:
+    """Whether functions of a module may say more of an object than what it holds."""
+    return module.partition(".")[0] not in _TELL_NO_MORE or walk.is_local(module)
 
 
 def _is_private(walk: Walk, value: Any, name: str, content: Any) -> bool:

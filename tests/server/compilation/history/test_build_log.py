@@ -100,7 +100,7 @@ def test_each_build_has_its_reason() -> None:
 def test_arguments_are_read_once_however_many_builds_follow(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Also where a large object is among them: each build is compared with all before it."""
+    """Also of large objects and wide trees: each build is compared with all before it."""
     read: list[bytes] = []
 
     def noted(skeleton: bytes, parameters: tuple[str, ...]) -> dict[str, Argument]:
@@ -108,7 +108,9 @@ def test_arguments_are_read_once_however_many_builds_follow(
         return argument_shapes(skeleton, parameters)
 
     monkeypatch.setattr(build_history, "argument_shapes", noted)
-    decisions, skeletons = BuildLog(), [skeleton_of(f"{n}" * 50_000) for n in range(10, 20)]
+    skeletons = [skeleton_of(f"{n}" * 50_000) for n in range(10, 20)]
+    skeletons += [skeleton_of([np.zeros(n)] * 300) for n in range(10)]
+    decisions = BuildLog()
     for skeleton in skeletons:
         decisions.made(function_with(), skeleton, made(PROGRAM), SILENT)
     assert sorted(read) == sorted(skeletons)
