@@ -54,10 +54,6 @@ _REFLECTION: Final = frozenset(
 _CHECKER_STATE: Final = frozenset({"__beartype_call_curr", "__beartype_getrandbits"})
 """Defaults of functions that beartype makes: what it says of an error, which item it looks at."""
 
-_GENERIC: Any = functools.singledispatch(repr)
-_DISPATCHING: Final[tuple[CodeType, ...]] = (_GENERIC.dispatch.__code__, _GENERIC.register.__code__)
-"""Code of what `functools.singledispatch` makes, which has the variable `cache_token`."""
-
 
 def emit_function(walk: Walk, function: FunctionType) -> None:
     """Appends a function."""
@@ -156,9 +152,10 @@ def is_registration_count(function: FunctionType, variable: str) -> bool:
     """Whether a variable of a closure is how many abstract registrations a generic function saw.
 
     It is another number in each process and after many an import. The function compares it with the
-    number of its process, and forgets which forms it has found where they differ.
+    number of its process, and forgets which forms it has found where they differ. Private to
+    Python: how `functools.singledispatch` calls it.
     """
-    return variable == "cache_token" and any(function.__code__ is each for each in _DISPATCHING)
+    return variable == "cache_token" and function.__globals__ is vars(functools)
 
 
 def _closure(walk: Walk, function: FunctionType, uses: Mapping[str, Mapping[Steps, int]]) -> None:
