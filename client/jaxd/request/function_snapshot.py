@@ -394,7 +394,9 @@ class FunctionSnapshot:
         """What the packed function names; see `jaxd.request.process_answers`."""
         from jaxd.request.process_answers import NamedTexts  # few functions read their process
 
-        return NamedTexts(self.code, self._walk_result.reach.functions)
+        reach = self._walk_result.reach
+        late = (each.code for each in reach.sources.values())
+        return NamedTexts(self.code, (*reach.functions, *late))
 
     def learn(self, reads: tuple[ProcessRead, ...]) -> None:
         """Takes note of what the function reads of its process: the next call is made with that."""

@@ -16,7 +16,7 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any, Final, Protocol
 
 from jaxd.results.local_objects import texts_in, texts_of
@@ -59,11 +59,11 @@ class NamedTexts:
 
     Args:
         code: the packed function.
-        functions: the user's own in it. What stands in the code of these is theirs, whatever
-            servers have sent.
+        functions: the user's own in it, and the code of modules that it imports later. What stands
+            in the code of these is theirs, whatever servers have sent.
     """
 
-    def __init__(self, code: bytes, functions: Iterable[FunctionType] = ()) -> None:
+    def __init__(self, code: bytes, functions: Iterable[FunctionType | CodeType] = ()) -> None:
         arguments: Iterator[Any] = (argument for _, argument, _ in pickletools.genops(code))
         own = texts_of(functions)
         # bytes among the values may be those of numbers, which a server has sent

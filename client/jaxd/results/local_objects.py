@@ -651,7 +651,7 @@ def texts_in(value: Any) -> Iterator[str]:
 
 
 def texts_of(objects: Iterable[Any]) -> frozenset[str]:
-    """The names and constants in the code of own functions, methods and classes."""
+    """The names and constants in the code of own functions, methods, classes and modules."""
     codes = codes_in(objects)
     return frozenset(text for each in codes for text in texts_in((each.co_names, each.co_consts)))
 
@@ -669,6 +669,9 @@ def _code_of(objects: Iterable[Any]) -> Iterable[CodeType]:
     from jaxd_protocol.packages.installed import is_local_module
 
     for value in objects:
+        if isinstance(value, CodeType):
+            yield value  # of a module that is not imported yet
+            continue
         function = _function_of(value)
         is_class = issubclass(type(value), type)
         home = value.__module__ if is_class else getattr(function, "__module__", None)
