@@ -25,6 +25,7 @@ from jaxd_protocol.errors import Busy, LostUpdateError, PackingError
 from jaxd_protocol.fingerprint import walk
 from jaxd_protocol.fingerprint.code.callbacks import names_in
 from jaxd_protocol.fingerprint.code.reads import facts_of
+from jaxd_protocol.fingerprint.unpatched import functions_in
 from jaxd_protocol.fingerprint.walk import WalkResult
 from jaxd_protocol.jax_objects.installed_state import Change, InstalledState
 from jaxd_protocol.jax_objects.names import is_of_jax
@@ -174,7 +175,10 @@ class MutationGuard:
             return cls.of_walk(walk(objects, "arguments", ignore=tuple(ignored)), ignored)
         except Exception:  # noqa: BLE001  a class may need modules that came with a function only
             classes = (each for each in objects if isinstance(each, type))
-            methods = (each for one in classes for each in _methods_of(one))
+            contents = (
+                each for one in classes for base in one.__mro__ for each in vars(base).values()
+            )
+            methods = (each for content in contents for each in functions_in(content))
             return cls((*objects, *methods), ignored)
 
     @classmethod
@@ -419,17 +423,6 @@ def _in_nodes(structure: Any) -> Iterator[Any]:
             yield about
             if is_local_module(kind.__module__):
                 yield kind
-
-
-def _methods_of(cls: type) -> Iterator[Any]:
-    """The functions of a class and of its bases, without what is around them."""
-    for each in (each for base in cls.__mro__ for each in vars(base).values()):
-        parts = (each.fget, each.fset, each.fdel) if isinstance(each, property) else (each,)
-        for part in parts:
-            found = getattr(part, "__func__", part)
-            while found is not None:
-                yield found
-                found = getattr(found, "__wrapped__", None)
 
 
 def _is_data(cls: type) -> bool:

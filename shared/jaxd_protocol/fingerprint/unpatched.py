@@ -407,7 +407,7 @@ def refuse_patched_class(
     """
     found = ((name, content) for base in cls.__mro__[:-1] for name, content in vars(base).items())
     for name, content in found:
-        homes = {globals_module(each) for each in _functions_in(content)} & sys.modules.keys()
+        homes = {globals_module(each) for each in functions_in(content)} & sys.modules.keys()
         if any(map(is_local, homes)):  # of no module: what a named tuple makes for itself
             raise PackingError(
                 f"{path()} uses {cls.__module__}.{cls.__qualname__}, whose {name} was "
@@ -416,7 +416,7 @@ def refuse_patched_class(
             )
 
 
-def _functions_in(content: Any) -> list[FunctionType]:
+def functions_in(content: Any) -> list[FunctionType]:
     """The functions of a class attribute: a method, however it is wrapped, or a property."""
     parts = (content.fget, content.fset, content.fdel) if isinstance(content, property) else ()
     found: list[Any] = [*parts, *_unwrapped(content)] if not isinstance(content, type) else []

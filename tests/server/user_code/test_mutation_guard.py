@@ -16,11 +16,13 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, ClassVar
 
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
 
 from jaxd_protocol.errors import Busy, LostUpdateError
+from jaxd_server.user_code import mutation_guard
 from jaxd_server.user_code.mutation_guard import NO_GUARD, InstalledGuard, MutationGuard
 from tests.ids import row, stable_id
 from tests.server.staging import PATIENCE_S
@@ -273,6 +275,54 @@ def test_what_a_module_gets_by_itself_is_no_change() -> None:
         module.inner = types.ModuleType("made_module.inner")  # type: ignore[attr-defined]
     with noticed("the global 'other'", guard):
         module.other = types.ModuleType("inner")  # type: ignore[attr-defined]
+
+
+class Base:
+    """Its methods change a global."""
+
+    @property
+    def as_property(self) -> None:
+        """Assigns it."""
+        global setting  # noqa: PLW0603
+        setting = 2
+
+    @classmethod
+    def as_class_method(cls) -> None:
+        """The same."""
+        global setting  # noqa: PLW0603
+        setting = 3
+
+
+@jax.tree_util.register_pytree_node_class
+class Derived(Base):
+    """A node of jax."""
+
+    def tree_flatten(self) -> Any:
+        """Nothing is in it."""
+        return (), None
+
+    @classmethod
+    def tree_unflatten(cls, *_: Any) -> Derived:
+        """As it was."""
+        return cls()
+
+
+@pytest.mark.parametrize("name", ["as_property", "as_class_method"])
+def test_methods_of_a_node_that_cannot_be_walked_over(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of its bases, too, however they are wrapped."""
+
+    def walk(*_: Any, **_more: Any) -> Any:
+        raise KeyError("a module")
+
+    monkeypatch.setattr(mutation_guard, "walk", walk)
+    guard = MutationGuard.of_statics(((Derived(),), {}))
+    with noticed("the global 'setting'", guard):
+        found = getattr(Derived(), name)
+        if found is not None:
+            found()
+    assert setting == 1
 
 
 @pytest.mark.parametrize("first", ["culprit", "innocent"])

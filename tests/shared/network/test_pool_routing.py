@@ -24,7 +24,7 @@ from jaxd_protocol.network.pool_routing import (
     ranked,
 )
 
-_KEYS = [number.to_bytes(32, "big") for number in range(400)]
+_KEYS = [number.to_bytes(32, "big") for number in range(2000)]
 
 _NAMES = st.lists(st.text(min_size=1, max_size=12), min_size=2, max_size=12, unique=True)
 _DEVICES = st.integers(1, 20)
@@ -38,12 +38,12 @@ def _first(names: list[str], devices: dict[str, int] | None = None) -> dict[byte
 @given(_NAMES)
 @settings(max_examples=8, deadline=None)
 def test_a_member_that_goes_takes_only_its_own_keys_along(names: list[str]) -> None:
-    """At most its share and a tenth of all; the other way round, so does one that comes."""
+    """At most its share and 5 % of all; the other way round, so does one that comes."""
     before, gone = _first(names), names[0]
     after = _first(names[1:])
     moved = [key for key in _KEYS if before[key] != after[key]]
     assert all(before[key] == gone for key in moved)
-    assert len(moved) <= len(_KEYS) * (1 / len(names) + 0.1)
+    assert len(moved) <= len(_KEYS) * (1 / len(names) + 0.05)
 
 
 @given(_NAMES, st.data())
