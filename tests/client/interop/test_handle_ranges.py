@@ -119,6 +119,7 @@ def test_the_state_of_a_loop_is_said_as_its_arrays_are(monkeypatch: pytest.Monke
         return seen[-1]
 
     cases = list(states(fetcher))
+    encoded((fetcher.keep(np.ones(3)),))  # its class is known from now on
     monkeypatch.setattr(ArgumentEncoder, "_consecutive_results", noting)
     found = list(map(encoded, cases))
     monkeypatch.setattr(ArgumentEncoder, "_consecutive_results", lambda *_: False)
