@@ -346,6 +346,34 @@ def test_what_no_server_could_answer_is_not_sent_again(
     assert (changed["calls"], changed["fell back"]) == (1, 0)
 
 
+JITS_IT_AGAIN = """
+import jax
+import pytest
+
+traces = []
+
+def counted(x):
+    traces.append(x.shape)
+    return x + 46
+
+@pytest.mark.parametrize("again", range(3))
+def test_it(again):
+    assert jax.jit(counted)(2) == 48
+    assert len(traces) == 1
+"""
+
+
+@pytest.mark.slow
+def test_what_runs_here_is_traced_once_however_often_it_is_jitted(
+    environment: Environment, suite: Path, client: Client
+) -> None:
+    """As in plain jax, which finds what it has traced of a function."""
+    (suite / "test_theirs.py").write_text(JITS_IT_AGAIN)
+    for one in ((), ("--jaxd",)):
+        done = run_pytest(environment, suite, *one)
+        assert done.returncode == 0, (one, done.stdout)
+
+
 @pytest.mark.slow
 def test_what_was_answered_once_is_sent_again(
     environment: Environment, suite: Path, client: Client

@@ -219,8 +219,8 @@ class PersistentFunction(
     Thread-safe. Inside of another persistent function it is the function under `jax.jit`.
     """
 
-    _repeats_raised = False
-    """See `jaxd.tracing.fallback.may_follow`."""
+    _is_jit = False
+    """Whether its author wrote `jax.jit`; see `jaxd.tracing.fallback.Fallback`."""
 
     # jax.grad(f) and functools.wraps copy what is in f.__dict__: nothing of ours may be there
     __slots__ = (
@@ -706,10 +706,8 @@ class PersistentFunction(
             from jaxd.tracing.fallback import Fallback  # few calls fail
 
             function, options, _, settings, snapshots = self._binding
-            repeats = self._repeats_raised
-            self._fallback = Fallback(
-                function, options, settings, snapshots, repeats_raised=repeats
-            )
+            is_jit = self._is_jit
+            self._fallback = Fallback(function, options, settings, snapshots, is_jit=is_jit)
         return self._fallback
 
     def _attempt(

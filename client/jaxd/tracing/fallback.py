@@ -94,13 +94,13 @@ ran_here: Final = BoundedDict[Any, RanHere](_MAX_WARNED)
 """By where the function was written, and what it is transformed by."""
 
 
-def may_follow(error: BaseException, *, repeats_raised: bool = False) -> bool:
+def may_follow(error: BaseException, *, is_jit: bool = False) -> bool:
     """Whether a run in this process may follow an error, wherever the server is.
 
     Args:
         error: what the call has raised.
-        repeats_raised: whether that is so too for what the user's own code has raised while it was
-            traced, so that the error is as without a server.
+        is_jit: whether the author wrote `jax.jit`: so too after what the user's own code has raised
+            while it was traced, so that the error is as without a server.
     """
     origin = origin_of(error)
     if origin.phase not in PHASES or isinstance(error, NEVER):
@@ -109,7 +109,7 @@ def may_follow(error: BaseException, *, repeats_raised: bool = False) -> bool:
         return error.type_name not in _ENDS_PROCESS
     if isinstance(error, JaxdError) or origin.phase != "building":
         return True
-    return repeats_raised or not (origin.raised_in and is_local_module(origin.raised_in))
+    return is_jit or not (origin.raised_in and is_local_module(origin.raised_in))
 
 
 def reason_of(error: BaseException) -> str:
@@ -127,7 +127,8 @@ class Fallback:
         options: how it is compiled.
         settings: how it is called.
         snapshots: what it means, as it is now.
-        repeats_raised: see `may_follow`.
+        is_jit: whether the author wrote `jax.jit`, whose rules its runs here then follow: jax
+            finds what it has traced of the function, in whatever version.
 
     Attributes:
         name: what people call it.
@@ -140,10 +141,10 @@ class Fallback:
         settings: CallSettings,
         snapshots: SnapshotCache,
         *,
-        repeats_raised: bool = False,
+        is_jit: bool = False,
     ) -> None:
         self._function = function
-        self._repeats_raised = repeats_raised
+        self._is_jit = is_jit
         self._options = options._replace(device=None)  # which names one of the server's
         self._settings = settings
         self._snapshots = snapshots
@@ -171,14 +172,14 @@ class Fallback:
             return LocalRun(self, caller, error.reason, call and call.without_data())
         if isinstance(error, TracerError) and not is_plain:
             return None
-        if not may_follow(error, repeats_raised=self._repeats_raised):
+        if not may_follow(error, is_jit=self._is_jit):
             return None
         if not runs_locally(caller.session, self._settings.fallback):
             return None
         reason = reason_of(error)
         # what a trace changes makes another version of the function, or of its static arguments,
         # for each of which a server would trace it; to jax.jit it is the one that it has traced
-        is_final = self._repeats_raised and isinstance(error, errors.LostUpdateError)
+        is_final = self._is_jit and isinstance(error, errors.LostUpdateError)
         _clear_frames(error)
         phase = origin_of(error).phase
         return LocalRun(self, caller, reason, call and call.without_data(), phase, is_final)
@@ -200,8 +201,8 @@ class Fallback:
         return made
 
     def _snapshot(self, call: CallRequest | None) -> FunctionSnapshot | None:
-        """The snapshot of a call; None where the function cannot be walked."""
-        if self._snapshots.refusal is not None:
+        """The snapshot of a call; None where the function cannot be walked, or has no versions."""
+        if self._is_jit or self._snapshots.refusal is not None:
             return None
         if call is not None:
             return call.spec.snapshot
@@ -216,7 +217,11 @@ class Fallback:
         if found is None:
             _, results, *_ = self._settings
             made = InlineFunction(
-                self._function, self._options, self._settings.config, results, is_private=True
+                self._function,
+                self._options,
+                self._settings.config,
+                results,
+                is_private=not self._is_jit,
             )
             found = self._versions.setdefault(version, made)
         return found

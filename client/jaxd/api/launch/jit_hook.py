@@ -174,7 +174,7 @@ class HookedFunction(PersistentFunction[..., Any]):
 
     __slots__ = ("_is_new", "_jit_calls", "_local_runs", "_runs")
 
-    _repeats_raised = True
+    _is_jit = True
 
     deletes_donated = False
     """Whether donated arrays of this process are deleted as under `jax.jit`, whoever answers."""
