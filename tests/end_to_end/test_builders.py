@@ -28,10 +28,15 @@ X = np.linspace(0, 1, 4, dtype=np.float32)
 reads_its_process = pytest.mark.filterwarnings("ignore::jaxd.errors.TracedReadWarning")
 
 
+def builder_pids(server: LiveServer, count: int = 1) -> list[int]:
+    """Those of the builders so far: another one begins beside a build that takes long."""
+    lines = server.wait_for("builder_ready", count)
+    return [int(line["pid"]) for line in lines if line["event"] == "builder_ready"]
+
+
 def builder_pid(server: LiveServer, count: int = 1) -> int:
     """That of the builder that was ready last."""
-    lines = server.wait_for("builder_ready", count)
-    return int([line["pid"] for line in lines if line["event"] == "builder_ready"][-1])
+    return builder_pids(server, count)[-1]
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +83,7 @@ def test_the_function_ran_in_another_process(server: LiveServer, client: Client)
 
         return x + os.getpid()
 
-    assert int(client.persistent_call(where)(0)) == builder_pid(server)
+    assert int(client.persistent_call(where)(0)) in builder_pids(server)
 
 
 def test_every_kind_of_argument_makes_the_way(client: Client) -> None:
@@ -225,7 +230,8 @@ def test_what_is_shown_of_a_function_is_traced_there_as_well(
 
     worker = start_live("--build-in", "worker")
     with connect(server.unix) as client, connect(worker.unix) as other:
-        assert str(builder_pid(server)) in client.persistent_call(where).jaxpr(0)
+        text = client.persistent_call(where).jaxpr(0)
+        assert any(str(pid) in text for pid in builder_pids(server))
         assert str(worker.worker_pid()) in other.persistent_call(where).jaxpr(0)
         shown = [one.persistent_call(affine).jaxpr(X) for one in (client, other)]
         assert shown[0] == shown[1]
@@ -315,9 +321,10 @@ def compiles_for_ever(x: Any) -> Any:
 def test_a_single_client_that_works_has_a_builder_ready_for_the_next(
     start_live: Callable[..., LiveServer],
 ) -> None:
-    """Its own functions are built in the worker all the same."""
+    """Its own functions are built in the worker all the same, whoever looks at the server."""
     server = start_live()
-    with connect(server.unix) as client:
+    with connect(server.unix) as client, connect(server.unix) as other:
+        other.statistics()
         client.persistent_call(lambda x: x + 1)(X)
         pid = builder_pid(server)
 
@@ -328,7 +335,7 @@ def test_a_single_client_that_works_has_a_builder_ready_for_the_next(
 
         with pytest.warns(TracedReadWarning):
             assert int(client.persistent_call(where)(0)) == server.worker_pid()
-        with connect(server.unix) as other, pytest.warns(TracedReadWarning):
+        with pytest.warns(TracedReadWarning):
             assert int(other.persistent_call(where)(np.zeros(2, np.int32))[0]) == pid
 
 

@@ -467,7 +467,7 @@ class ServerOptions:
     build_in: Literal["auto", "worker", "builder"] = _lifetime(
         {"choices": ("auto", "worker", "builder")},
         "process that traces and compiles: the worker, builders beside it, or (auto) builders "
-        "while several clients are connected, and for what is large; on GPU and TPU the worker",
+        "while several clients call functions, and for what is large; on GPU and TPU the worker",
         default="auto",
         more=". See [decision 28](decisions/0028-builders.md)",
     )

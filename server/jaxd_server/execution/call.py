@@ -59,6 +59,7 @@ class Client:
         counts: those of its principal; None: only those of everybody.
         use: what it has had of the server.
         ran_until: `time.monotonic()` when the last of its calls was over that is timed.
+        has_called: whether it has called a function, or had a program compiled; others only look.
     """
 
     id: str
@@ -68,6 +69,7 @@ class Client:
     counts: Counts | None = None
     use: SessionUse = field(default_factory=SessionUse)
     ran_until: float = 0.0
+    has_called: bool = False
 
 
 _NO_SESSION: Final = Client("", "")

@@ -128,6 +128,7 @@ class CallScheduler:
             # the word of a client alone would have a call admitted where others wait
             call.inside = bool(flags & FROM_CALLBACK and self._may_call_back())
             call.lost = 2 if flags & LOST_AGAIN else flags & LOST_ONCE and 1
+            session.has_called = True
             call.session, call.timed_from = session, 0.0 if flags & TIMED else -1.0
             call.referenced_data = self._session_state.referenced_data
             call.stay = ResultPolicy.from_bytes(stay) if stay else None

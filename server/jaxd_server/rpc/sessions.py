@@ -292,6 +292,12 @@ class Sessions:
         with self._lock:
             return sum(session.connections for session in self._sessions.values())
 
+    @property
+    def callers(self) -> int:
+        """Number of connected clients that have called functions."""
+        with self._lock:
+            return sum(s.connections > 0 and s.has_called for s in self._sessions.values())
+
     def by_principal(self) -> list[dict[str, Any]]:
         """One row for each principal that has sessions: how many, and how many connections."""
         rows: dict[str, dict[str, Any]] = {}

@@ -282,8 +282,8 @@ class WorkerComponents:
         return WorkerView(seen)
 
     def _are_several(self) -> bool:
-        """Whether several clients are connected."""
-        return self._sessions.connections > 1
+        """Whether several clients are connected that call functions, and do not only look."""
+        return self._sessions.callers > 1
 
     def _are_served(self) -> bool:
         """Whether a client is connected, has had a result, and works."""

@@ -144,6 +144,7 @@ class ProgramService(NamedTuple):
                 "this server compiles lowered programs only for the user who runs it, and only "
                 "where it takes code. Use place='server', or a server of your own."
             )
+        self.session.has_called = True
         with self.pipeline.operation("(compile)"):
             settings = Options.from_bytes(options)
             lowered = unpack_lowered(b"".join(buffers))
