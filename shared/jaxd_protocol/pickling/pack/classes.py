@@ -35,7 +35,10 @@ from jaxd_protocol.packages.installed import is_local_module
 from jaxd_protocol.pickling.pack.interface import Packer
 from jaxd_protocol.pickling.unpack import rebuild
 
-_CREATION_NAMES: Final = frozenset({"__module__", "__orig_bases__", "__qualname__", "__slots__"})
+# `__parameters__`: what else the class has may lead to one that is derived from `cls[...]`.
+_CREATION_NAMES: Final = frozenset(
+    {"__module__", "__orig_bases__", "__parameters__", "__qualname__", "__slots__"}
+)
 _NOT_SENT: Final = _CREATION_NAMES | {
     "__dict__",
     "__firstlineno__",

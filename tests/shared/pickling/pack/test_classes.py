@@ -79,6 +79,9 @@ T = typing.TypeVar("T")
 class Box(typing.Generic[T]):
     def __init__(self, value): self.value = value
 class IntBox(Box[int]): pass
+class Shelf(typing.Generic[T]):
+    def first(self): return Deep()
+class Deep(Shelf[T]): pass
 class Descriptor:
     def __set_name__(self, owner, name): self.name = name
     def __get__(self, instance, owner): return self.name
@@ -146,6 +149,10 @@ ROWS: dict[str, tuple[str, Any]] = {
     "generic classes": (
         "Box[int](3).value, IntBox(4).value, Box.__parameters__ == (T,)",
         (3, 4, True),
+    ),
+    "a generic class whose method names one that is derived from it": (
+        "type(Shelf[int]().first()) is Deep, Deep[int].__args__, Deep.__parameters__ == (T,)",
+        (True, (int,), True),
     ),
     "slots and descriptors": (
         "Slotted().sum(), Slotted().described, hasattr(Slotted(), '__dict__')",
