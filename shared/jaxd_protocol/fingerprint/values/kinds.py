@@ -306,18 +306,18 @@ _STREAM: Final = Kind("stream", lambda value: (_stream_name(value),), standard_s
 _STREAMS: Final = {"stdout": _STREAM, "stderr": _STREAM, "stdin": _STREAM._replace(make=None)}
 
 
-# type variables ----------------------------------------------------------------------------------
+# type variables and named types ------------------------------------------------------------------
 
 
 def _variable_parts(value: Any) -> tuple[Any, ...]:
-    flags: dict[str, Any] = {
-        "covariant": value.__covariant__,
-        "contravariant": value.__contravariant__,
-    }
+    flags: dict[str, Any] = {}
     if getattr(value, "__infer_variance__", False):
         flags = {"infer_variance": True}
-    if value.__bound__ is not None:
-        flags["bound"] = value.__bound__
+    elif not isinstance(value, typing.TypeVarTuple):
+        flags = {"covariant": value.__covariant__, "contravariant": value.__contravariant__}
+    bound = getattr(value, "__bound__", None)
+    if bound not in (None, type(None)):  # Python 3.12 gives `ParamSpec("P")` that of None
+        flags["bound"] = bound
     if getattr(value, "has_default", bool)():  # from Python 3.13 on
         flags["default"] = value.__default__
     names = value.__name__, *getattr(value, "__constraints__", ())
@@ -331,6 +331,19 @@ def make_type_variable(
     variable = kind(*positional, **keywords)
     variable.__module__ = module
     return variable
+
+
+def make_new_type(name: str, supertype: Any, module: str) -> Any:
+    """A `NewType` of the user's own."""
+    kind: Any = typing.NewType  # which a type checker wants a literal for
+    made = kind(name, supertype)
+    made.__module__ = module
+    return made
+
+
+def make_type_alias(name: str, value: Any, variables: tuple[Any, ...]) -> Any:
+    """What `type name[*variables] = value` makes, from Python 3.12 on."""
+    return typing.TypeAliasType(name, value, type_params=variables)  # type: ignore[attr-defined]
 
 
 # names of types that are looked up later ----------------------------------------------------------
@@ -354,6 +367,8 @@ _DESCRIPTOR: Final = Kind(
     "descriptor", lambda value: (value.__objclass__, value.__name__), class_attribute
 )
 """What the interpreter has made for a class: a slot, a method written in C."""
+
+_VARIABLE: Final = Kind("type variable", _variable_parts, make_type_variable, may_have_name=True)
 
 _KINDS: Final[dict[type, Kind]] = {
     property: Kind("property", _property_parts, property, guard=Guards.instance),
@@ -403,8 +418,21 @@ _KINDS: Final[dict[type, Kind]] = {
         typing.ForwardRef,
         _forward_state,
     ),
-    typing.TypeVar: Kind("type variable", _variable_parts, make_type_variable, may_have_name=True),
-    typing.ParamSpec: Kind(
-        "type variable", _variable_parts, make_type_variable, may_have_name=True
+    typing.TypeVar: _VARIABLE,
+    typing.ParamSpec: _VARIABLE,
+    typing.TypeVarTuple: _VARIABLE,
+    typing.NewType: Kind(
+        "new type",
+        lambda value: (value.__qualname__, value.__supertype__, value.__module__),
+        make_new_type,
+        may_have_name=True,
     ),
 }
+if sys.version_info >= (3, 12):
+    _KINDS[typing.TypeAliasType] = Kind(
+        "type alias",
+        lambda value: (value.__name__, value.__value__, value.__type_params__),
+        make_type_alias,
+        has_identity=True,  # it may lead to itself
+        may_have_name=True,
+    )

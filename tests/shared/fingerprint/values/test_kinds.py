@@ -23,7 +23,7 @@ from jaxd_protocol.pickling.pack.arguments import pack
 from jaxd_protocol.pickling.pack.functions import pack_function
 from jaxd_protocol.pickling.unpack.unpickler import unpack, unpack_function
 from tests.ids import stable_id
-from tests.shared.fingerprint.defining import digest_of, walk_of
+from tests.shared.fingerprint.defining import define, digest_of, walk_of
 from tests.shared.pickling.processes import round_trip
 
 
@@ -229,6 +229,9 @@ PAIRS: dict[str, tuple[Any, Any]] = {
     "logger of a class of its own": (Logging("a"), Logging("b")),
     "type variable": (typing.TypeVar("T"), typing.TypeVar("T", bound=int)),
     "parameters": (typing.ParamSpec("P"), typing.ParamSpec("Q")),
+    "any number of types": (typing.TypeVarTuple("Ts"), typing.TypeVarTuple("Us")),
+    "new type": (typing.NewType("Meters", int), typing.NewType("Meters", float)),
+    "name of a new type": (typing.NewType("Meters", int), typing.NewType("Feet", int)),
     "name of a type": (typing.ForwardRef("Tree"), typing.ForwardRef("Tree", module="os")),
     "name of another type": (typing.ForwardRef("Tree"), typing.ForwardRef("Tree", is_class=True)),
     "reference": (weakref.ref(KEPT), weakref.ref(Kept)),
@@ -289,6 +292,35 @@ def test_a_type_variable_of_the_users_is_made_again() -> None:
     found = sent(T)
     assert (found.__name__, found.__bound__, found.__module__) == ("T", int, __name__)
     assert sent(typing.AnyStr) is typing.AnyStr
+
+
+Meters = typing.NewType("Meters", int)
+
+
+def test_a_new_type_of_the_users_is_made_again() -> None:
+    """It can be called."""
+    found = sent(Meters)
+    assert (repr(found), found.__supertype__, found(3)) == (f"{__name__}.Meters", int, 3)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="syntax of Python 3.12")
+def test_classes_and_aliases_with_type_parameters_are_made_again() -> None:
+    """An alias that leads to itself can be told apart, though not be sent."""
+    mine = define("""
+class Box[T: (int, float), *Us, **P]: pass
+type Pair[T] = tuple[T, T]
+type Names = int | str
+type Tree = int | list[Tree]
+type Bush = int | tuple[Bush]
+""")
+    for kind in (mine.Box, mine.Pair, mine.Names):
+        found = sent(kind)
+        assert digest_of([found]) == digest_of([kind])
+        assert list(map(repr, found.__type_params__)) == list(map(repr, kind.__type_params__))
+    assert sent(mine.Names).__value__ == int | str
+    assert sent(mine.Box)[int, str, [int]].__args__ == mine.Box[int, str, [int]].__args__
+    digests = {digest_of([alias]) for alias in (mine.Pair, mine.Names, mine.Tree, mine.Bush)}
+    assert len(digests) == 4
 
 
 Tree = typing.Union[int, typing.Iterable["Tree"]]  # noqa: UP007  another kind of object
