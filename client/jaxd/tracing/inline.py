@@ -112,6 +112,8 @@ class InlineFunction:
         self, do: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         with self.settings():
+            if self.statics.strict:
+                return do(*args, **kwargs)
             try:
                 args, kwargs = wrap_untraceable_arguments(args, kwargs, self.statics)
             except ArgumentError:

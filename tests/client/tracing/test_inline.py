@@ -35,6 +35,36 @@ def test_what_jax_cannot_trace_is_static() -> None:
         InlineFunction(scale, Options(static="jax"))(2.0, how={"mode": "times", "by": 3.0})
 
 
+def test_under_the_rule_of_jax_arguments_are_taken_apart_by_jax_alone() -> None:
+    """A node of a tree that is made anew each time a little differently is made as often."""
+    import jax
+
+    made = []
+
+    @jax.tree_util.register_pytree_node_class
+    class Counted:
+        def __init__(self, value: Any) -> None:
+            self.value = value
+
+        def tree_flatten(self) -> tuple[tuple[Any], None]:
+            return (self.value,), None
+
+        @classmethod
+        def tree_unflatten(cls, _: None, leaves: tuple[Any, ...]) -> Counted:
+            made.append(1)
+            return cls(*leaves)
+
+    def doubled(node: Counted) -> Any:
+        return node.value * 2
+
+    counts = []
+    for function in (jax.jit(doubled), InlineFunction(doubled, Options(static="jax"))):
+        made.clear()
+        assert float(function(Counted(3.0))) == 6.0
+        counts.append(len(made))
+    assert counts[0] == counts[1] + 1 == 1  # the second finds what jax has traced
+
+
 def test_what_was_warmed_is_not_traced_again() -> None:
     """For specs of any kind, under the settings of the function."""
     import jax
