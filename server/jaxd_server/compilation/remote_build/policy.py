@@ -48,9 +48,9 @@ _TOO_MUCH: Final = 0.25
 """Of the time of compiling, what may come on top by having it done elsewhere."""
 
 
-_SETTLED_S: Final = 2.0
-"""Seconds after the first result of a single client until a builder is started: not beside what
-that client waits for, and not for one that is gone by then."""
+_SETTLED_S: Final = 10.0
+"""Seconds after the first result that was built for a single client until a builder is started: not
+beside what that client waits for, for one that is gone by then, or for one that needs nothing."""
 
 
 class Clients(NamedTuple):
@@ -122,7 +122,8 @@ class BuildPolicy:
         self._clients = clients
         self._size = LearnedSize()
         self._clock = clock
-        self._served_since: float | None = None  # None: nobody is served
+        self._has_built = False  # since nobody was served
+        self._settles_since: float | None = None  # None: nobody is served, or nothing was built
         self._packages = packages
         self._program_cache = program_cache
         self.builders = BuilderPool(counters, packages, deadly, start, clock=clock)
@@ -144,13 +145,15 @@ class BuildPolicy:
         self.builders.end_idle(keep=int(is_wanted))
 
     def _is_settled(self) -> bool:
-        """Whether the only client has worked for a while, and still does."""
+        """Whether the only client has had something built a while ago, and still works."""
+        since = self._settles_since
         if not self._clients.are_served():
-            self._served_since = None
+            self._has_built = self._has_built and since is None  # what is built is yet to be served
+            self._settles_since = None
             return False
-        if self._served_since is None:
-            self._served_since = self._clock()
-        return self._clock() - self._served_since >= _SETTLED_S
+        if since is None and self._has_built:
+            self._settles_since = self._clock()
+        return since is not None and self._clock() - since >= _SETTLED_S
 
     def remote_build(self, request: BuildRequest, *, asks_early: bool = True) -> RemoteBuild | None:
         """The build of a function in a builder; None: it is traced here.
@@ -186,6 +189,7 @@ class BuildPolicy:
             request: what is built.
             lowered: what this process has made of it.
         """
+        self._has_built = True
         if lowered.obstacle is not None or not self._compiles_there(lowered):
             return lowered
         learn = partial(self._size.learn, operations(lowered.lowered, _VERY_MANY))

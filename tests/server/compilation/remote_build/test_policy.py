@@ -62,11 +62,18 @@ def test_one_is_started_before_it_is_needed(shared: bool, spares: int) -> None:
     assert len(scenario.builders) == spares
 
 
-def test_a_single_client_that_works_has_one_ready_for_the_next() -> None:
-    """Not beside its first result; and not any longer when it works no more."""
+def test_a_single_client_that_has_built_has_one_ready_for_the_next(source: Source) -> None:
+    """Not beside its first result, nor where all is there; not any longer when it works no more."""
     scenario = BuildScenario("auto", shared=False)
     scenario.in_use = True
-    for now, count in ((100.0, 0), (101.9, 0), (102.1, 1), (200.0, 1)):
+    for now in (0.0, 50.0):
+        scenario.now = now
+        scenario.building.poll()
+    scenario.in_use = False
+    scenario.building.compiled_there(*scenario.lowered_here(source))
+    scenario.building.poll()  # its first result is yet to come
+    scenario.in_use = True
+    for now, count in ((100.0, 0), (109.9, 0), (110.1, 1), (200.0, 1)):
         scenario.now = now
         scenario.building.poll()
         assert len(scenario.builders) == count
@@ -75,20 +82,25 @@ def test_a_single_client_that_works_has_one_ready_for_the_next() -> None:
     scenario.building.poll()
     assert scenario.builders[0].state == "ended"
     scenario.in_use = True
-    scenario.building.poll()
+    for now in (201.0, 299.0):  # what it needs now was built before
+        scenario.now = now
+        scenario.building.poll()
     assert len(scenario.builders) == 1
 
 
 @pytest.mark.parametrize(("shared", "count"), [(True, 2), (False, 1)])
-def test_a_single_client_has_no_second_one_started(shared: bool, count: int) -> None:
+def test_a_single_client_has_no_second_one_started(
+    shared: bool, count: int, source: Source
+) -> None:
     """While its builder is at work, it waits for that; others would wait for nothing of theirs."""
     scenario = BuildScenario("auto", shared=shared)
     scenario.in_use = True
-    for now in (100.0, 103.0):
+    scenario.building.compiled_there(*scenario.lowered_here(source))
+    for now in (100.0, 113.0):
         scenario.now = now
         scenario.building.poll()
     scenario.building.builders.lend()
-    scenario.now = 110.0
+    scenario.now = 120.0
     scenario.building.poll()
     assert len(scenario.builders) == count
 
