@@ -63,6 +63,10 @@ def find_kind(value: Any) -> Kind | None:
     """The kind of an object; None when it is of none in the table below."""
     cls = type(value)
     found = _KINDS.get(cls) or _BY_NAME.get(_type_name(cls))
+    if found is None and issubclass(cls, _DESCRIPTORS):
+        found = _OF_SUBCLASS
+    if found is None and issubclass(cls, _ALIAS_CLASS):
+        found = _ALIAS
     if found is None and issubclass(cls, logging.Logger):
         found = _LOGGER
     return found or _STREAMS.get(_stream_name(value))
@@ -163,6 +167,44 @@ _ABOUT_A_CACHE: Final = {*functools.WRAPPER_ASSIGNMENTS, "__wrapped__", "__annot
 def make_cached(function: Callable[..., Any], maxsize: int | None, typed: bool) -> Any:
     """A function under `functools.lru_cache`, with nothing in its cache."""
     return functools.lru_cache(maxsize, typed)(function)
+
+
+_DESCRIPTORS: Final = (property, staticmethod, classmethod, functools.cached_property)
+
+
+def _parts_of_subclass(value: Any) -> tuple[Any, ...]:
+    """Its class and the one of these that this is derived from; what such a one is made of."""
+    base = next(each for each in _DESCRIPTORS if isinstance(value, each))
+    return type(value), base, *_KINDS[base].parts(value)
+
+
+def make_of_subclass(cls: Any, base: Any, *parts: Any) -> Any:
+    """A descriptor of a class that is derived from `base`, without running any code of it."""
+    made = base.__new__(cls, *parts)
+    base.__init__(made, *parts)
+    return made
+
+
+def _state_of_subclass(value: Any) -> dict[str, Any]:
+    """What was set on it, by name; not the lock that a cached property has in Python 3.11."""
+    is_cached = isinstance(value, functools.cached_property)
+    hidden = {"lock"} if is_cached else set()
+    return {name: vars(value)[name] for name in sorted(vars(value).keys() - hidden)}
+
+
+def _guard_of_subclass(guards: Guards, value: Any) -> None:
+    guards.instance(value)
+    guards.mapping(vars(value))
+
+
+_OF_SUBCLASS: Final = Kind(
+    "descriptor of a class",
+    _parts_of_subclass,
+    make_of_subclass,
+    _state_of_subclass,
+    _guard_of_subclass,
+    has_identity=True,
+)
 
 
 # views and references ----------------------------------------------------------------------------
@@ -344,6 +386,12 @@ def make_new_type(name: str, supertype: Any, module: str) -> Any:
 def make_type_alias(name: str, value: Any, variables: tuple[Any, ...]) -> Any:
     """What `type name[*variables] = value` makes, from Python 3.12 on."""
     return typing.TypeAliasType(name, value, type_params=variables)  # type: ignore[attr-defined]
+
+
+_ALIAS_CLASS: Final = type(typing.List[typing.Any])  # noqa: UP006  the one of `typing`
+_ALIAS: Final = Kind("alias", lambda value: value.__reduce__()[1], None)
+"""`Optional[int]` and the like. `typing` keeps those that were made last, and gives them again:
+whether two that are equal are one object depends on what else a process has imported."""
 
 
 # names of types that are looked up later ----------------------------------------------------------

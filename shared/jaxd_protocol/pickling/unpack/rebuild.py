@@ -250,8 +250,13 @@ def fill_constant(constant: Any, attributes: dict[str, Any]) -> None:
 
 
 def set_attributes(cls: type, attributes: dict[str, Any]) -> None:
-    """Sets attributes of a class without `__setattr__` of its metaclass."""
+    """Sets attributes of a class without `__setattr__` of its metaclass, in this order.
+
+    What the class's own code has set meanwhile, as a `__new__` that keeps the only instance, goes.
+    """
     setter: Callable[[type, str, Any], None] = type.__setattr__
+    for name in [name for name in attributes if name in vars(cls) and not name.startswith("__")]:
+        type.__delattr__(cls, name)
     for name, value in attributes.items():
         setter(cls, name, value)
 

@@ -294,6 +294,17 @@ def test_a_type_variable_of_the_users_is_made_again() -> None:
     assert sent(typing.AnyStr) is typing.AnyStr
 
 
+def test_which_object_an_alias_is_does_not_count() -> None:
+    """`typing` keeps some, and makes others anew, by what else was imported."""
+    one = typing.Optional[Kept]  # noqa: UP045  that of `typing`
+    for forget in typing._cleanups:  # type: ignore[attr-defined]
+        forget()
+    other = typing.Optional[Kept]  # noqa: UP045
+    assert one is not other
+    assert digest_of([one, one]) == digest_of([one, other])
+    assert digest_of([one]) != digest_of([typing.Optional[int]])  # noqa: UP045
+
+
 Meters = typing.NewType("Meters", int)
 
 

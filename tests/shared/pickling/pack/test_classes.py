@@ -22,7 +22,7 @@ from tests.shared.pickling.processes import (
 
 MINE = define("""
 import abc, collections, dataclasses, enum, functools, typing
-OFFSET, REGISTRY = 5, {}
+OFFSET, REGISTRY, RATED = 5, {}, []
 class Base:
     x = 1
     def __init_subclass__(cls, *, key, **more): REGISTRY[cls.__name__] = key
@@ -85,6 +85,32 @@ class Deep(Shelf[T]): pass
 class Descriptor:
     def __set_name__(self, owner, name): self.name = name
     def __get__(self, instance, owner): return self.name
+class Rated(property):
+    def __init__(self, get=None, *, rate=2):
+        RATED.append(rate)
+        super().__init__(get)
+        self.rate = rate
+class Once(functools.cached_property):
+    def __set_name__(self, owner, name): super().__set_name__(owner, "kept_" + name)
+class Plain(staticmethod):
+    label = "plain"
+class OfClass(classmethod): pass
+class Described:
+    @Rated
+    def double(self): return 4
+    triple = Rated(lambda self: 6, rate=3)
+    @Once
+    def once(self): return [OFFSET]
+    plain, named = Plain(lambda: 7), OfClass(lambda cls: cls.__name__)
+    def rates(self): return [each.rate for each in vars(type(self)).values() if type(each) is Rated]
+class One:
+    def __new__(cls):
+        if "only" not in vars(cls): cls.only = super().__new__(cls)
+        return cls.only
+class Only(One):
+    first = 1
+    def last(self): return 2
+ONLY = Only()
 class Slotted:
     described = Descriptor()
     __slots__ = ("__private", "a")
@@ -153,6 +179,17 @@ ROWS: dict[str, tuple[str, Any]] = {
     "a generic class whose method names one that is derived from it": (
         "type(Shelf[int]().first()) is Deep, Deep[int].__args__, Deep.__parameters__ == (T,)",
         (True, (int,), True),
+    ),
+    "descriptors of a class of one's own": (
+        (
+            "(Described().double, Described().triple, Described().once), Described().rates(), "
+            "RATED, Described.plain(), Described().named(), type(vars(Described)['once']).__name__"
+        ),
+        ((4, 6, [5]), [2, 3], [2, 3], 7, "Described", "Once"),
+    ),
+    "a class that keeps its only instance": (
+        "Only() is ONLY is Only.only, [name for name in vars(Only) if name[0] != '_']",
+        (True, ["first", "last", "only"]),
     ),
     "slots and descriptors": (
         "Slotted().sum(), Slotted().described, hasattr(Slotted(), '__dict__')",
