@@ -9,6 +9,7 @@ import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from jaxd_protocol.base.process import reset_after_fork
@@ -66,6 +67,33 @@ def started_platform() -> str | None:
         return None
     platform: str = sys.modules["jax"].default_backend()
     return platform
+
+
+def named_in(module: ModuleType, name: str) -> Any:
+    """What a module has by a name; None where it has nothing.
+
+    jax warns of a deprecated name when somebody asks for it. That is for the program to do, so it
+    is looked up in the private table that jax has of such names in the module.
+    """
+    return vars(module).get(name, _deprecated(module).get(name, (None, None))[1])
+
+
+def replace_in(module: ModuleType, name: str, value: Any) -> None:
+    """Gives a module something else by a name that it has; where jax warns of it, it still does."""
+    names = _deprecated(module)
+    if name in vars(module) or name not in names:
+        setattr(module, name, value)
+        return
+    names[name] = names[name][0], value
+    forget = getattr(vars(module).get("__getattr__"), "cache_clear", None)  # what it has given out
+    if forget is not None:
+        forget()
+
+
+def _deprecated(module: ModuleType) -> dict[str, tuple[str, Any]]:
+    """The deprecated names of a module of jax, each with what jax says and what it gives."""
+    found: dict[str, tuple[str, Any]] = vars(module).get("_deprecations", {})
+    return found
 
 
 def prefer_cpu() -> None:

@@ -25,7 +25,7 @@ from jaxd.dispatch.caller import Caller, CallerLookup, end_held_output
 from jaxd.dispatch.local_runs import former_runs, runs_locally
 from jaxd.interop.after_import import AfterImport
 from jaxd.interop.jax_registry import array_class
-from jaxd.interop.jax_runtime import is_staged, loaded_jax
+from jaxd.interop.jax_runtime import is_staged, loaded_jax, named_in, replace_in
 from jaxd.interop.local_programs import UNKNOWN, JitCalls, calls_here
 from jaxd.request.function_snapshot import ELSEWHERE, FunctionRefusal, SnapshotCache
 from jaxd_protocol.errors import JaxdError
@@ -114,15 +114,14 @@ class JitHook:
             if name in sys.modules:
                 self._patch(sys.modules[name])
         for module, name, original in list(self._originals):
-            self._patch_copies(original, getattr(module, name))
+            self._patch_copies(original, named_in(module, name))
         sys.meta_path.insert(0, self._finder)
 
     def remove(self) -> None:
         """Gives modules their own functions again; what was made stays persistent."""
         sys.meta_path.remove(self._finder)
         while self._originals:
-            module, name, original = self._originals.pop()
-            setattr(module, name, original)
+            replace_in(*self._originals.pop())
 
     def serves(self, module: str) -> bool:
         """Whether functions that this module jits become persistent."""
@@ -160,10 +159,10 @@ class JitHook:
             self._originals.append((module, "clear_caches", module.clear_caches))
             module.clear_caches = _clear_caches(module.clear_caches)  # type: ignore[attr-defined]
         for jit in _JITS[module.__name__]:
-            original = getattr(module, jit.name)
-            if not isinstance(original, HookedJit):
+            original = named_in(module, jit.name)
+            if original is not None and not isinstance(original, HookedJit):
                 self._originals.append((module, jit.name, original))
-                setattr(module, jit.name, HookedJit(original, jit, self))
+                replace_in(module, jit.name, HookedJit(original, jit, self))
 
 
 class HookedFunction(PersistentFunction[..., Any]):

@@ -1,17 +1,19 @@
-"""Which calls of hooked functions a debugger or a coverage tool gets to see."""
+"""What the hook replaces, and which calls of it a debugger or a coverage tool gets to see."""
 
 from __future__ import annotations
 
 import sys
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import jax  # noqa: F401  calls may run here only in a process that has it
 import pytest
 
 from jaxd.api.launch import jit_hook
 from jaxd.connection.settings import Settings
 from jaxd.dispatch.caller import CallerLookup
 from jaxd_protocol.network.addresses import Address
+from tests.client.fresh_process import in_a_fresh_process
 
 
 def lookup(
@@ -82,3 +84,44 @@ def test_other_persistent_functions_are_not_looked_at(monkeypatch: pytest.Monkey
     """Their author has asked for the server."""
     _, caller = lookup(monkeypatch, "cpu", HERE, None)
     assert CallerLookup(caller=caller)() is caller
+
+
+DEPRECATED = """
+import json, warnings
+from jaxd.api.launch.jit_hook import JitHook
+warnings.simplefilter("error")
+hook = JitHook()
+{first}
+import jax.experimental.pjit as module
+{second}
+kinds, files = [], set()
+
+def ask():
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        kinds.append(type(module.pjit).__name__)
+    files.update(each.filename for each in seen)
+
+ask()
+hook.remove()
+ask()
+print(json.dumps([kinds, sorted(files)]))
+"""
+
+
+@pytest.mark.parametrize("order", [("hook.install()", ""), ("", "hook.install()")])
+def test_a_deprecated_name_is_hooked_without_a_warning(order: tuple[str, str]) -> None:
+    """jax warns the program that asks for it, at its own line, and nobody who does not ask."""
+    first, second = order
+    kinds, files = in_a_fresh_process(DEPRECATED.format(first=first, second=second))
+    assert kinds == ["HookedJit", "function"]
+    assert files == ["<string>"]
+
+
+def test_a_name_that_jax_has_given_up_is_left_alone() -> None:
+    """Asking for it is the error that it is without the hook."""
+    module: Any = ModuleType("jax.experimental.pjit")
+    module._deprecations = {"pjit": ("It is gone.", None)}
+    jit_hook.JitHook()._patch(module)
+    assert module._deprecations == {"pjit": ("It is gone.", None)}
+    assert "pjit" not in vars(module)
