@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.errors import KeyReuseError
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.sharding import PartitionSpec
 
@@ -158,6 +159,19 @@ def test_what_cannot_be_executed_here_is_not_executed_there(client: Client) -> N
         theirs = outcome(jax.jit(lambda x: x * 2), X)
         assert outcome(ours, X) == theirs
     assert theirs is RuntimeError
+
+
+def test_which_keys_were_used_is_noted_in_the_process_that_calls(client: Client) -> None:
+    """`jax.debug_key_reuse` sees those that a function takes or captures, as under `jax.jit`."""
+    key, captured = jax.random.key(1), jax.random.key(2)
+    takes = client.persistent_call(jax.random.uniform)
+    captures = client.persistent_call(lambda: jax.random.uniform(captured))
+    before = outcome(takes, key), outcome(captures)
+    assert before == (outcome(takes, key), outcome(captures))
+    with jax.debug_key_reuse(True), costs(client) as spent:
+        assert (outcome(takes, key), outcome(captures)) == before
+        assert (outcome(takes, key), outcome(captures)) == (KeyReuseError, KeyReuseError)
+    assert spent == {}
 
 
 QUIET: list[Callable[[], AbstractContextManager[Any]]] = [

@@ -124,13 +124,15 @@ def _settings_reader() -> SettingsReader:
 def runs_here() -> bool:
     """Whether jax's settings in this thread are that functions run in this process.
 
-    As under `jax.disable_jit()`, where a function runs step by step, for whoever looks at it.
+    As under `jax.disable_jit()`, where a function runs step by step, for whoever looks at it; and
+    where jax notes in the keys of random numbers, which are arrays of this process, what was used.
     """
     jax = loaded_jax()
     if jax is None:
         return False
-    no_execution = getattr(jax.config, "jax_no_execution", False)  # from jax 0.7 on
-    return jax.config.jax_disable_jit or no_execution
+    config = jax.config
+    no_execution = getattr(config, "jax_no_execution", False)  # from jax 0.7 on
+    return config.jax_disable_jit or config.jax_debug_key_reuse or no_execution
 
 
 def is_mutable_in_jax(cls: type) -> bool:

@@ -217,23 +217,30 @@ class TracedCall:
         """What it computes, in this process: for jax to trace where it looks into the program.
 
         Raises:
-            TracerError: when calls of the function do not run in this process.
             Exception: what the function raises.
         """
-        caller, settings = self.outline.caller, self.outline.settings
-        if not runs_locally(caller.session, settings.fallback):
-            raise TracerError(
-                f"{self!r} runs on the server, so checkify cannot check what is in it: checks of "
-                "divisions, indices and NaN would be left out. Let it run in this process "
-                "(fallback='local'), or give checkify the plain function, which is its __wrapped__."
-            )
         spec, (args, kwargs) = self._spec_and_arguments(arrays)
         transformations = Options.from_bytes(spec.options).transformations
         function = apply_transformations(untransformed(spec.snapshot.function), transformations)
         args, kwargs = map_leaves(_as_keys, (args, kwargs))
-        with local_jax_settings(settings.config):
+        with local_jax_settings(self.outline.settings.config):
             leaves = loaded_jax().tree.leaves(function(*args, **kwargs))
         return [_key_data(leaf) for leaf in leaves if not _is_float0(leaf)]
+
+    def check_runs_here(self) -> None:
+        """What checkify makes of the function is computed in this process.
+
+        Raises:
+            TracerError: when calls of the function do not run in this process.
+        """
+        caller, settings = self.outline.caller, self.outline.settings
+        if not runs_locally(caller.session, settings.fallback):
+            raise TracerError(
+                f"{self!r} runs on the server, so checkify cannot check what is in it: checks in "
+                "the function, of divisions, indices and NaN would be left out. Let it run in this "
+                "process (fallback='local'), or give checkify the plain function, which is its "
+                "__wrapped__."
+            )
 
     def _call(self, arrays: Sequence[Any], results: ResultsAs) -> Sequence[Any]:
         caller, settings = self.outline.caller, self.outline.settings

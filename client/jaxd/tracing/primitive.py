@@ -119,6 +119,9 @@ def _register_checks(primitive: Any) -> None:
 def _check(primitive: Any, *arguments: Any, call: TracedCall) -> Any:
     """The error that the values show so far, and the results.
 
+    A function without a `check` of its own is traced here as well: a server would leave out its
+    `debug_check` without a word.
+
     Since jax 0.11 the first argument is a context, which goes into all that is called below.
     """
     import jax
@@ -126,9 +129,11 @@ def _check(primitive: Any, *arguments: Any, call: TracedCall) -> Any:
 
     at = next(i for i, each in enumerate(arguments) if isinstance(each, checkify.Error))
     context, (error, enabled, *inputs) = arguments[:at], arguments[at:]
-    if not enabled - checkify.user_checks:  # a `check` in the function has to be traced here anyway
-        return error, primitive.bind(*inputs, call=call)
     program = jax.make_jaxpr(call.inlined)(*inputs)
+    has_own = any(isinstance(effect, checkify.ErrorEffect) for effect in program.effects)
+    if not has_own and not enabled - checkify.user_checks:
+        return error, primitive.bind(*inputs, call=call)
+    call.check_runs_here()
     return checkify.checkify_jaxpr(*context, program, enabled, error, *inputs)
 
 

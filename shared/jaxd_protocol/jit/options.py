@@ -40,7 +40,6 @@ CONFIG_DEFAULTS: Final[Mapping[str, Literal]] = {
     "jax_compiler_enable_remat_pass": True,
     "jax_custom_jvp3": False,
     "jax_custom_vjp3": False,
-    "jax_debug_key_reuse": False,
     "jax_disable_bwd_checks": False,
     "jax_disable_vmap_shmap_error": False,
     "jax_disallow_mesh_context_manager": False,

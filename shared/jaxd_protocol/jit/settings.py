@@ -17,8 +17,11 @@ from jaxd_protocol.jit.options import CONFIG_DEFAULTS, Config
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-LOCAL: Final = frozenset({"jax_disable_jit", "jax_no_execution"})
-"""Where one is set, functions run in the client's process, as `jax.jit` runs them there."""
+LOCAL: Final = frozenset({"jax_disable_jit", "jax_no_execution", "jax_debug_key_reuse"})
+"""Where one is set, functions run in the client's process, as `jax.jit` runs them there.
+
+The last has jax note in the arrays of the process which random keys were used.
+"""
 
 REFUSED: Final[Mapping[str, Any]] = {"jax_disable_most_optimizations": False}
 """Settings of a whole process that change programs, and the only value that a server has."""

@@ -348,6 +348,30 @@ def test_checkify_looks_into_a_function(client: Client) -> None:
         checked(client.persistent_call(taken))(x, 1, 0.0)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("check", [checkify.check, checkify.debug_check])
+def test_checks_in_a_function_are_made(client: Client, check: Any) -> None:
+    """Also those that nobody misses where checkify does not see them; others stay on the server."""
+
+    def small(x: Any) -> Any:
+        check(x < 1, "{x} is large", x=x)
+        return x + 1
+
+    def inside(x: Any) -> Any:
+        return jax.lax.fori_loop(0, 2, lambda _, y: small(y), x)
+
+    warnings.simplefilter("ignore", FallbackWarning)
+    checked = checkify.checkify(local(client, small))
+    assert [str(checked(x)[0].get())[:12] for x in (2.0, 0.0)] == ["2.0 is large", "None"]
+    assert "1.0 is large" in str(checkify.checkify(local(client, inside))(0.0)[0].get())
+    words = "checkify cannot check what is in it|checkify.check which was not functionalized"
+    with pytest.raises((errors.TracerError, ValueError), match=words):  # of jaxd, or of jax there
+        checkify.checkify(client.persistent_call(small))(2.0)
+    before = client.statistics().calls
+    assert checkify.checkify(client.persistent_call(lambda x: x + 1))(2.0)[1] == 3
+    assert client.statistics().calls == before + 1
+
+
 def test_a_closure_over_a_tracer(client: Client) -> None:
     """What jax traces around it is captured, as under `jax.jit`."""
 

@@ -23,7 +23,7 @@ from jaxd.tracing.derived_call import Aval
         ("jax.interpreters.batching", ["primitive_batchers"]),
         ("jax.interpreters.mlir", ["emit_python_callback", "register_lowering"]),
         ("jax.core", ["ShapedArray", "Tracer"]),
-        ("jax._src.checkify", ["error_checks", "checkify_jaxpr", "user_checks"]),
+        ("jax._src.checkify", ["error_checks", "checkify_jaxpr", "user_checks", "ErrorEffect"]),
     ],
 )
 def test_what_it_takes_of_jax_is_where_it_was(module: str, names: list[str]) -> None:
