@@ -584,6 +584,25 @@ print([events[f"/jax/compilation_cache/cache_{what}"] for what in ("hits", "miss
 
 
 @pytest.mark.slow
+def test_a_compiled_function_can_be_written_in_each_run(
+    environment: Environment, tmp_path: Path
+) -> None:
+    """Which XLA cannot do with what comes out of jax's own cache."""
+    program = """
+import jax
+from jax.experimental.serialize_executable import deserialize_and_load, serialize
+
+x = jax.numpy.arange(3.0)
+compiled = jax.jit(lambda x: jax.numpy.sin(x) * 2.5).lower(x).compile()
+print(deserialize_and_load(*serialize(compiled))(x))
+"""
+    (tmp_path / "program.py").write_text(program)
+    plain = run((*PYTHON, "program.py"), environment, tmp_path).stdout
+    found = [run((*JAXD_RUN, "program.py"), environment, tmp_path) for _ in range(2)]
+    assert [each.stdout for each in found] == [plain, plain], found[1].stderr
+
+
+@pytest.mark.slow
 def test_operations_between_calls_are_kept_by_jaxs_own_cache(
     environment: Environment, tmp_path: Path
 ) -> None:

@@ -9,16 +9,19 @@ Verified on jax 0.10.2 and 0.11.2 by tests/client/interop/test_local_programs.py
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 from jaxd.interop.jax_runtime import loaded_jax
 from jaxd_protocol.base.process import PerProcess, reset_after_fork
 from jaxd_protocol.jax_objects.program_bytes import load_compiled
 from jaxd_protocol.jit.static_args import NO_STATIC_ARGS, StaticArgs
+from jaxd_protocol.network.local_server import cache_root
 
 UNKNOWN: Final = object()
 """What `FastCalls` return for a call of a kind that was not added."""
@@ -269,3 +272,52 @@ class CallsHere:
 
 calls_here: Final = CallsHere()
 """Of this process."""
+
+
+# jax's own cache on disk --------------------------------------------------------------------------
+
+
+def eager_folder() -> str | None:
+    """Where jax of a program that is not changed keeps what it compiles itself; None: nowhere."""
+    root = cache_root()
+    return None if root is None else os.path.join(root, "eager")
+
+
+class _ThisThread(threading.local):
+    compiles_anew = False
+
+
+_this_thread: Final = _ThisThread()
+
+
+@contextmanager
+def compiled_anew() -> Iterator[None]:
+    """Within it, what this thread compiles is not taken from there, and not kept there.
+
+    XLA cannot write a program that it has read, and a program may ask for that. Where it has chosen
+    a cache itself, it has that of plain jax.
+    """
+    before = _this_thread.compiles_anew
+    if loaded_jax().config.jax_compilation_cache_dir == eager_folder():
+        _have_jax_ask_each_thread()
+        _this_thread.compiles_anew = True
+    try:
+        yield
+    finally:
+        _this_thread.compiles_anew = before
+
+
+def _have_jax_ask_each_thread() -> None:
+    cache: Any = sys.modules.get("jax._src.compilation_cache")
+    is_used = getattr(cache, "is_cache_used", _is_cache_used)
+    if is_used is not _is_cache_used:
+        _is_used_in_jax.append(is_used)
+        cache.is_cache_used = _is_cache_used
+
+
+def _is_cache_used(backend: Any) -> bool:
+    return not _this_thread.compiles_anew and bool(_is_used_in_jax[-1](backend))
+
+
+_is_used_in_jax: Final[list[Callable[[Any], bool]]] = []
+"""jax's own function of that name, once it was exchanged."""

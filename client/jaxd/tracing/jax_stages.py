@@ -16,6 +16,7 @@ import numpy as np
 from jaxd.dispatch.compiled_call import LoweredCall, MemoryAnalysis
 from jaxd.interop.jax_runtime import PRNGKeys, to_jax, to_jax_keys
 from jaxd.interop.lazy_array import ArrayLike
+from jaxd.interop.local_programs import compiled_anew
 from jaxd.request.array_specs import is_spec
 from jaxd.results.exceptions import hide_own_frames
 from jaxd.tracing.inline import InlineFunction, lowering_name
@@ -123,7 +124,14 @@ class ServerTraced(jax.stages.Traced):
 
 
 class _Lowering:
-    """jax's lowering of a program, which a server compiles."""
+    """jax's lowering of a program, which a server compiles.
+
+    It says that it is of the class of jax's own, because `jax.export` takes nothing else.
+    """
+
+    @property  # type: ignore[misc]  # what `isinstance` asks as well
+    def __class__(self) -> type:
+        return type(self._own)
 
     def __init__(
         self, own: Any, lowered: Any, traced: ServerTraced, function: StagedFunction
@@ -158,7 +166,7 @@ class _Lowering:
         return self._function.run(there, here)
 
     def _compile_here(self, options: Mapping[str, Any]) -> Any:
-        with self._function.local.settings():
+        with self._function.local.settings(), compiled_anew():
             lowered: Any = jax.stages.Traced.lower(self._traced)
             compiled = lowered.compile(compiler_options=dict(options) or None)
             return compiled._executable  # noqa: SLF001  of jax's own, which tells the rest

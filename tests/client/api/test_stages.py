@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxd import Client
+from jaxd import Client, FallbackWarning
 from jaxd.dispatch.compiled_call import MemoryAnalysis
 from jaxd.errors import ConfigurationError
 from tests.end_to_end.counting import costs
@@ -356,6 +357,20 @@ print(type(double.trace(1.0)).__mro__[1].__name__, double.trace(1.0).out_info.dt
 """
     ended = live.run(program)
     assert ended.stdout == "Traced float32\n", ended.stderr
+
+
+@pytest.mark.parametrize("options", [{}, {"donate_argnums": 0}])
+def test_jax_exports_it(client: Client, options: Any) -> None:
+    """As a function under `jax.jit`, also for another platform and for sizes with names."""
+    function, x = client.persistent_call(jnp.sin, **options), jnp.ones(3)
+    written = jax.export.export(function, platforms=["cpu", "tpu"])(x).serialize()
+    np.testing.assert_array_equal(jax.export.deserialize(written).call(x), jnp.sin(jnp.ones(3)))
+    spec = jax.ShapeDtypeStruct(jax.export.symbolic_shape("n"), x.dtype)
+    function = client.persistent_call(jnp.sin, fallback="local", **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        exported = jax.export.export(function)(spec)
+    np.testing.assert_array_equal(exported.call(jnp.ones(4)), jnp.sin(jnp.ones(4)))
 
 
 def test_nothing_is_called(client: Client) -> None:

@@ -19,10 +19,10 @@ from jaxd.dispatch.local_runs import former_runs
 from jaxd.dispatch.session import Session, skip_last_collections_at_exit
 from jaxd.interop.after_import import AfterImport
 from jaxd.interop.jax_runtime import loaded_jax
-from jaxd.interop.local_programs import calls_here
+from jaxd.interop.local_programs import calls_here, eager_folder
 from jaxd_protocol.base.process import reset_after_fork
 from jaxd_protocol.errors import ConfigurationError, FallbackWarning
-from jaxd_protocol.network.local_server import cache_root, make_private_directory
+from jaxd_protocol.network.local_server import make_private_directory
 from jaxd_protocol.packages.installed import collect_warnings
 
 
@@ -157,11 +157,11 @@ def use_eager_cache() -> None:
     config = loaded_jax().config
     if os.environ.get("JAXD_EAGER_CACHE") == "0" or config.jax_compilation_cache_dir is not None:
         return
-    root = cache_root()
-    if root is None or not config.jax_enable_compilation_cache:
+    folder = eager_folder()
+    if folder is None or not config.jax_enable_compilation_cache:
         return
     try:
-        folder = make_private_directory(os.path.join(root, "eager"))
+        folder = make_private_directory(folder)
     except ConfigurationError:
         return
     before = {name: getattr(config, name) for name in _SETTINGS}
