@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.end_to_end.unchanged import JAXD_RUN, PYTHON, counts_in, run
 from tests.fake_packages import FakeSite
 from tests.live_server import ROOT, LiveServer, run_client, source_environment
 
@@ -91,12 +92,82 @@ import reports_back
 print(float(f(np.float32(2))))
 """
 
+READS = """
+import functools
+import jax, numpy as np
+from jax.experimental import io_callback
+
+class Reader:
+    def __init__(self, rate):
+        self.rate, self.calls, self.seen = rate, 0, set()
+
+    def noted(self, x):
+        self.calls += 1
+        self.seen.add(float(x))
+        return np.float32(x * self.rate)
+
+    def inside(self, x):
+        def read(x):
+            return self.noted(x)
+        return io_callback(read, x, x)
+
+    def method(self, x):
+        return io_callback(self.noted, x, x)
+
+    def partial(self, x):
+        return io_callback(functools.partial(note, self), x, x)
+
+    def debug(self, x):
+        jax.debug.callback(lambda x: self.noted(x), x)
+        return x
+
+def note(reader, x):
+    return reader.noted(x)
+
+def counted(x, calls):
+    jax.debug.callback(lambda x: calls.append(float(x)), x)
+    return x
+
+def scaled(x):
+    seen = []
+    def scale(x):
+        seen.append(x)
+        return np.float32(x * 2)
+    return io_callback(scale, x, x)
+"""
+UNCHANGED = """
+import functools
+import jax, numpy as np
+import reports_back.reads as reads
+
+class Own(reads.Reader):
+    pass
+
+calls = []
+for kind in (reads.Reader, Own):
+    jax.tree_util.register_static(kind)
+    for name in ("inside", "method", "partial", "debug"):
+        reader, captured = kind(3), kind(4)
+        of_argument = jax.jit(getattr(kind, name))
+        of_static = jax.jit(getattr(kind, name), static_argnums=0)
+        of_variable = jax.jit(lambda x: getattr(captured, name)(x))
+        for x in (1, 2):
+            found = of_argument(reader, np.float32(x)), of_static(reader, np.float32(x + 4))
+            found += (of_variable(np.float32(x)),)
+            jax.effects_barrier()
+            reader.rate += 1
+            print(name, *map(float, found), reader.calls, sorted(reader.seen), captured.calls)
+print(jax.jit(lambda x: reads.counted(x, calls))(1.0), jax.effects_barrier(), calls)
+print([float(jax.jit(reads.scaled)(np.float32(x))) for x in (1, 2)])
+"""
+
 
 @pytest.fixture
 def environment(start_live: Callable[..., LiveServer], runtime: Path) -> dict[str, str]:
     """Of a client whose server has the same installed package."""
     site = FakeSite(runtime)
-    files = {"reports_back/__init__.py": LIBRARY, "reports_back/log.py": LOG}
+    parts = {"__init__": LIBRARY, "log": LOG, "reads": READS}
+    files = {f"reports_back/{name}.py": text for name, text in parts.items()}
     site.install("reports-back", "1.0", files)
     folders = [str(site.path), *(str(ROOT / name) for name in ("client", "server", "shared"))]
     path = os.pathsep.join(folders)
@@ -121,3 +192,17 @@ def test_nothing_is_imported_for_a_callback(environment: dict[str, str]) -> None
     """The error says what to do; then it is called."""
     done = run_client(LATE, environment=environment)
     assert done.stdout.splitlines() == ["True", "6.0"], done.stderr
+
+
+@pytest.mark.slow
+def test_what_a_library_calls_back_is_as_under_jit(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    """What holds an object of the program, or cannot be found there, is called in the program."""
+    (tmp_path / "unchanged.py").write_text(UNCHANGED)
+    environment["JAXD_FALLBACK"] = "local"
+    plain = run((*PYTHON, "unchanged.py"), environment, tmp_path)
+    served = [run((*JAXD_RUN, "--report", "unchanged.py"), environment, tmp_path) for _ in "12"]
+    assert len(plain.stdout.splitlines()) == 18, plain.stderr
+    assert [each.stdout for each in served] == [plain.stdout] * 2, served[0].stderr
+    assert counts_in(served[1].stderr)["calls"] == 2  # those of `scaled`

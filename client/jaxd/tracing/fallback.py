@@ -100,11 +100,12 @@ def may_follow(error: BaseException, *, is_jit: bool = False) -> bool:
     Args:
         error: what the call has raised.
         is_jit: whether the author wrote `jax.jit`: so too after what the user's own code has raised
-            while it was traced, so that the error is as without a server.
+            while it was traced, so that the error is as without a server; and where what is to be
+            called back would have to be listed, for which `jax.jit` has no option.
     """
     origin = origin_of(error)
     if origin.phase not in PHASES or isinstance(error, NEVER):
-        return False
+        return is_jit and origin.phase == "building" and isinstance(error, errors.CallbackError)
     if isinstance(error, errors.RemoteError):
         return error.type_name not in _ENDS_PROCESS
     if isinstance(error, JaxdError) or origin.phase != "building":

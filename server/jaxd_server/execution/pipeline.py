@@ -56,10 +56,10 @@ _MAX_REPLACED: Final = 8
 """How often the function of one call may turn out to be another one: mostly, to read more."""
 
 _STATE: Final = (
-    "a function that the program calls by pure_callback reads {}. On the server that would stay as "
-    "it is now, and jax.jit would see each change of it. Under `jaxd run` and `pytest --jaxd` such "
-    "a function runs in your process; make it a persistent function, whose key has what it reads, "
-    "or pass it as an argument."
+    "a function that the program calls on the server, as by pure_callback, reads {}. There that "
+    "would stay as it is now, and jax.jit would see each change of it. Under `jaxd run` and "
+    "`pytest --jaxd` such a function runs in your process; make it a persistent function, whose "
+    "key has what it reads, or pass it as an argument."
 )
 
 

@@ -93,6 +93,14 @@ def runs_on_server(function: Callable[..., Any]) -> bool:
     return module.partition(".")[0] in SERVER_PACKAGES or not is_named
 
 
+def is_made_by_library(function: Callable[..., Any]) -> bool:
+    """Whether a callback stays here as a library's, and is not Python's or jax's own."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    home = (getattr(function, "__module__", None) or "").partition(".")[0]
+    return home not in ("", *SERVER_PACKAGES) and runs_on_server(function)
+
+
 def recording_arguments(
     function: Callable[..., Any], targets: CallbackCandidates
 ) -> Callable[..., Any]:

@@ -9,7 +9,7 @@ Verified on jax 0.10.2 and 0.11.2 by tests/server/user_code/test_jax_callbacks.p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -21,7 +21,11 @@ from jax._src import debugging
 
 from jaxd_protocol.errors import CallbackError
 from jaxd_server.runtime.threads.cancellation import assigned
-from jaxd_server.user_code.callback_targets import CallbackTargets, runs_on_server
+from jaxd_server.user_code.callback_targets import (
+    CallbackTargets,
+    is_made_by_library,
+    runs_on_server,
+)
 from jaxd_server.user_code.mutation_guard import MutationGuard
 from jaxd_server.user_code.output import output_to_sole_caller
 
@@ -157,49 +161,64 @@ class _LocalCallback:
         return result
 
 
-def watch_callbacks(jaxpr: Any, ignored: Iterable[str]) -> str | None:
+def watch_callbacks(jaxpr: Any, captured: MutationGuard, statics: MutationGuard) -> str | None:
     """From now on, what functions under `pure_callback` change here is an error.
 
     Args:
         jaxpr: of the program, whose trace is over. Parts of it may be of an earlier trace.
-        ignored: names of globals and variables that may change.
+        captured: what the function reaches.
+        statics: what it was given that jax does not trace.
 
     Returns:
-        What they read that their client may change, in words; None: nothing.
+        What they read that their client may change, in words; and what other functions hold that
+        stay here, if it is the client's. None: nothing.
     """
     state = None
-    for each in _local_callbacks(jaxpr, set()):
-        if each.guard is None:
-            each.guard = MutationGuard.of_callback(each.function, ignored)
-        state = state or each.guard.state()
+    for each in _called_functions(jaxpr, set()):
+        if isinstance(each, _LocalCallback):
+            if each.guard is None:
+                each.guard = MutationGuard.of_callback(each.function, captured.ignored)
+            state = state or each.guard.state()
+        elif is_made_by_library(each):
+            held = MutationGuard.of_callback(each, captured.ignored)
+            state = state or held.words_shared_with(captured) or held.words_shared_with(statics)
     return state
 
 
-def _local_callbacks(part: Any, seen: set[int]) -> Iterator[_LocalCallback]:
-    """Those in a jaxpr, and in the jaxprs inside of it."""
+def _called_functions(part: Any, seen: set[int]) -> Iterator[Any]:
+    """The functions that a jaxpr, and the jaxprs inside of it, call back."""
     if isinstance(part, tuple | list):
         for each in part:
-            yield from _local_callbacks(each, seen)
+            yield from _called_functions(each, seen)
     elif hasattr(part, "eqns") and id(part) not in seen:  # a closed one has them as well
         seen.add(id(part))
         for equation in part.eqns:
             callback = equation.params.get("callback")
-            function = getattr(callback, "callback_func", None)
-            if isinstance(function, _LocalCallback):
+            if equation.primitive is debugging.debug_callback_p:
+                function = getattr(callback, "function", None) or _closed_over(callback)["callback"]
+            else:
+                function = getattr(callback, "callback_func", None)
+            if function is not None:
                 yield function
-            yield from _local_callbacks(tuple(equation.params.values()), seen)
+            yield from _called_functions(tuple(equation.params.values()), seen)
+
+
+def _closed_over(callback: Any) -> dict[str, Any]:
+    """What jax itself closes over for `jax.debug.callback`."""
+    cells = zip(callback.__code__.co_freevars, callback.__closure__, strict=True)
+    return {name: cell.cell_contents for name, cell in cells}
 
 
 def _exchange_debug(callback_targets: CallbackTargets, callback: Any) -> Any:
     """jax closes over function, structure and what is no array among the arguments."""
     if isinstance(callback, _Flat):
         return callback
-    held = dict(zip(callback.__code__.co_freevars, callback.__closure__, strict=True))
-    function = held["callback"].cell_contents
+    held = _closed_over(callback)
+    function = held["callback"]
     if _runs_here(callback_targets, function):
         return callback
     remote = RemoteCallback(callback_targets, function, wants_result=False)
-    return _Flat(remote, held["in_tree"].cell_contents, held["static_args"].cell_contents)
+    return _Flat(remote, held["in_tree"], held["static_args"])
 
 
 @dataclass(eq=False)

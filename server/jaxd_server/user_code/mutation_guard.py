@@ -282,6 +282,13 @@ class MutationGuard:
         places, held = self._places.keys(), self._held.keys()
         return not (held.isdisjoint(other._held) and places.isdisjoint(other._places))
 
+    def words_shared_with(self, other: MutationGuard) -> str | None:
+        """What could be changed of what both have looked at, in words; None: nothing."""
+        known = set(map(id, other.reached))
+        both = (each for each in self.reached if id(each) in known)
+        changing = (each for each in both if _can_change(each) or _is_instance(each))
+        return next(map(other._words_for, changing), None)
+
     def take_over(self, other: MutationGuard) -> None:
         """What another one has seen first counts as seen by this one as well."""
         self._held |= {name: other._held[name] for name in self._held.keys() & other._held.keys()}
@@ -504,6 +511,12 @@ def _can_change(value: Any) -> bool:
     return isinstance(getattr(value, "__dict__", None), dict) and is_local_module(
         type(value).__module__
     )
+
+
+def _is_instance(value: Any) -> bool:
+    """Whether it has attributes, and is neither a function nor a class or a module."""
+    own = getattr(value, "__dict__", None)
+    return isinstance(own, dict) and not isinstance(value, FunctionType | type | ModuleType)
 
 
 def _is_container(value: Any) -> bool:

@@ -43,6 +43,15 @@ def test_errors_that_are_final() -> None:
     assert [at for at in places if fallback.may_follow(failing(at[0]("no"), at[1]))] == []
 
 
+def test_what_no_option_of_jit_could_list_runs_here() -> None:
+    """Where `jax.jit` was written, and before the program has run."""
+    phases = [*sorted(fallback.PHASES), "running", ""]
+    raised = [failing(E.CallbackError("no"), phase) for phase in phases]
+    follows = [error for error in raised if fallback.may_follow(error, is_jit=True)]
+    assert [phases[raised.index(error)] for error in follows] == ["building"]
+    assert not fallback.may_follow(failing(E.Busy("no"), "building"), is_jit=True)
+
+
 def test_errors_that_are_followed_by_a_run_here() -> None:
     """But not when the same is raised by a program that runs, or by a call with effects."""
     for phase, kind in FOLLOWED:

@@ -202,6 +202,7 @@ class Compiler:
         """
         started = time.monotonic()
         emit("stage", {"stage": "trace", "function": name})
+        statics = MutationGuard.of_statics(arguments, captured.ignored)
         try:
             with (
                 pinned(options.config),
@@ -209,7 +210,7 @@ class Compiler:
                 output_to(CallOutput(emit)),
                 installed_guard.kept(captured),
                 captured.kept(),
-                MutationGuard.of_statics(arguments, captured.ignored).kept(),
+                statics.kept(),
             ):
                 capture_warnings()
                 jitted = jax.jit(self._private(function), **options.jit_arguments())
@@ -225,7 +226,7 @@ class Compiler:
             raise _changed_settings(name, changed)
         _check_order(name, lowered.in_tree, structure)
         form = result_layout(out_leaves(lowered), lowered.out_tree)
-        state = None if obstacle is None else watch_callbacks(traced.jaxpr, captured.ignored)
+        state = None if obstacle is None else watch_callbacks(traced.jaxpr, captured, statics)
         took = time.monotonic() - started
         self._counters.add(trace_s=took)
         return LoweredFunction(
