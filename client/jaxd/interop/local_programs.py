@@ -150,12 +150,12 @@ class FastCalls:
     ) -> None:
         pjit = sys.modules["jax._src.pjit"]
         pxla = sys.modules["jax._src.interpreters.pxla"]
-        self._fast_path: Callable[..., Any] = pjit._get_fastpath_data  # noqa: SLF001
         self._added = threading.local()  # what the call that runs now is to be added with
+        miss = _miss(self._added, pjit._get_fastpath_data)  # noqa: SLF001
         self.call: Callable[..., Any] = sys.modules["jaxlib._jax"].pjit(
             name,
             _new_unknown() if function is None else function,
-            self._miss,
+            miss,
             sorted(statics.positions),
             sorted(statics.names),
             pxla.JitGlobalCppCacheKeys(),
@@ -188,16 +188,26 @@ class FastCalls:
         finally:
             self._added.value = None
 
-    def _miss(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
+
+def _miss(added: threading.local, fast_path_of: Callable[..., Any]) -> Callable[..., Any]:
+    """What jax's dispatch calls for a kind that it does not know.
+
+    It refers to nothing that has that dispatch, so that a function which nobody has any more lets
+    go of its arrays at once, as under `jax.jit`, and not when Python looks for cycles.
+    """
+
+    def miss(*_: Any, **__: Any) -> tuple[Any, Any, bool]:
         """The result, what jax needs to make such calls by itself, and whether to forget it."""
-        added = getattr(self._added, "value", None)
-        if added is None:
+        given = getattr(added, "value", None)
+        if given is None:
             return UNKNOWN, None, True
-        program, structure, leaves = added
+        program, structure, leaves = given
         made = program(leaves)
         executable = program.compiled._executable  # noqa: SLF001
-        fast_path = self._fast_path(executable, structure, leaves, made, (), (), None, [])
+        fast_path = fast_path_of(executable, structure, leaves, made, (), (), None, [])
         return structure.unflatten(made), fast_path, fast_path is None
+
+    return miss
 
 
 class JitCalls:

@@ -427,6 +427,14 @@ class FunctionSnapshot:
         """Whether what it reads while it is traced is the same the next time."""
         return not self.walk_fingerprint.notes
 
+    def let_go(self) -> None:
+        """Nobody has the function any more: its arrays go with the last call that needs them.
+
+        What leads from here back to here would keep them until Python looks for cycles.
+        """
+        self.specs.clear()
+        self.pinned.clear()
+
     @property
     def walk_fingerprint(self) -> Fingerprint:
         """The fingerprint as the walk computed it."""
@@ -591,6 +599,10 @@ class SnapshotCache:
             self._current.after_fork()
         self.known = None
         self._lock = threading.Lock()  # guards _current, known and _has_warned
+
+    def __del__(self) -> None:
+        if self._current is not None:
+            self._current.let_go()
 
     def of(self, function: Callable[..., Any], options: Options) -> SnapshotCache:
         """Those of another function, of which the same is ignored, sent and called back."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -298,6 +300,22 @@ def test_what_was_cleared_does_not_come_back() -> None:
         calls.clear() if given[1] == 2 else None
     assert calls.call(X, 3.0) is not UNKNOWN
     assert calls.call(X, 2) is UNKNOWN
+
+
+def test_the_function_of_calls_that_nobody_makes_is_let_go_of() -> None:
+    """At once, with what it captures."""
+
+    def function(x: Any) -> Any:
+        return x
+
+    calls, seen = FastCalls("f", function=function), weakref.ref(function)
+    assert calls.call(1) is UNKNOWN
+    gc.disable()
+    try:
+        del function, calls
+        assert seen() is None
+    finally:
+        gc.enable()
 
 
 def test_nothing_is_compiled_under_disable_jit() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -196,6 +198,24 @@ def test_a_large_array_is_looked_at_for_each_new_signature() -> None:
     array[0] = 1.0
     assert settled(found, b"one").key == first
     assert settled(found, b"other").key != first
+
+
+def test_what_a_function_holds_goes_with_it() -> None:
+    """At once, as under `jax.jit`, and not when Python looks for cycles; calls may go on."""
+    array = np.zeros(1 << 20, np.uint8)
+    seen = weakref.ref(array)
+    cache = snapshots(make(array))
+    spec = settled(cache, b"one")
+    del array
+    gc.disable()
+    try:
+        del cache
+        assert seen() is not None
+        assert spec.snapshot.code
+        del spec
+        assert seen() is None
+    finally:
+        gc.enable()
 
 
 def test_a_large_array_that_is_replaced_is_noticed() -> None:
