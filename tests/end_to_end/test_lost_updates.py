@@ -219,6 +219,22 @@ def test_a_method_of_a_node_that_is_an_argument(client: Client, name: str) -> No
             call(node, ONES)
 
 
+def test_a_function_that_a_static_argument_leads_to(client: Client) -> None:
+    """Through an object of jax: the structure of a tree, as in two `eqx.filter_jit`, or a rule."""
+    about = SimpleNamespace(act=Plain().in_global)
+    structure = jax.tree.structure(Node(1.0, about))
+    call = client.persistent_call(lambda x, how: how[1].node_data()[1].act(x), static_argnums=1)
+    for _ in range(2):
+        with pytest.raises(LostUpdateError, match="changes the global 'TOTAL'"):
+            call(ONES, ("tree", structure))
+    rule = jax.custom_jvp(Plain().in_global)
+    rule.defjvps(lambda tangent, _, x: tangent * 2)
+    applied = client.persistent_call(lambda x, how: how(x), static_argnums=1)
+    for _ in range(2):
+        with pytest.raises(LostUpdateError, match="changes the global 'TOTAL'"):
+            applied(ONES, rule)
+
+
 @pytest.mark.parametrize("name", ["in_global", "in_a_list"])
 def test_a_method_of_a_class_that_the_function_names(client: Client, name: str) -> None:
     """What only the class leads to is the function's, too."""

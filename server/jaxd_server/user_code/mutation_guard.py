@@ -433,8 +433,14 @@ def _in_nodes(structure: Any) -> Iterator[Any]:
 
 
 def _is_data(cls: type) -> bool:
-    """Whether instances are arrays, or specs of some, and so are traced or never change."""
-    return issubclass(cls, np.ndarray | np.generic) or is_of_jax(cls)
+    """Whether instances are arrays, or specs of some, and so are traced or never change.
+
+    The structure of a tree, and a function of jax, such as a `custom_jvp`, lead to the user's code.
+    """
+    if not is_of_jax(cls):
+        return issubclass(cls, np.ndarray | np.generic)
+    is_called = any("__call__" in vars(base) for base in cls.__mro__)
+    return not (is_called or cls is jax.tree_util.PyTreeDef)
 
 
 def _is_import(place: _AssignableSlot) -> bool:
