@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 
@@ -21,7 +21,13 @@ class FakeSite:
         self.path.mkdir(parents=True)
 
     def install(
-        self, name: str, version: str, files: Mapping[str, str], *, compiled: str = ""
+        self,
+        name: str,
+        version: str,
+        files: Mapping[str, str],
+        *,
+        compiled: str = "",
+        requires: Sequence[str] = (),
     ) -> Path:
         """Puts files and their metadata there; returns the folder of the metadata.
 
@@ -30,12 +36,14 @@ class FakeSite:
             version: as the metadata says it.
             files: content by path below the folder.
             compiled: differs between two environments with the same wheel.
+            requires: distributions that the metadata says it needs.
         """
         self.uninstall(name)
         rows = [self._write(path, text) for path, text in files.items()]
         info = self.path / f"{name.replace('-', '_')}-{version}.dist-info"
         info.mkdir()
-        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n\nWords.\n"
+        needs = "".join(f"Requires-Dist: {each} >=0.1\n" for each in requires)
+        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}\nWords.\n"
         rows.append(self._write(f"{info.name}/METADATA", metadata))
         rows.append(f"../../../bin/{name},sha256={compiled},{len(compiled)}")
         rows.append(f"{name}/__pycache__/__init__.cpython-{compiled or '3'}.pyc,,")

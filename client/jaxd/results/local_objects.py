@@ -263,8 +263,8 @@ class LocalObjects:
     def _has_custom_state(self, cls: type) -> bool:
         """Whether a class has methods of its own by which its instances are made.
 
-        What a decorator of a package that the function deals with, or of Python's, has put into
-        the class is not its own.
+        What a decorator of a package that the function deals with, of one that the package of
+        the class requires, or of Python's, has put into the class is not its own.
         """
         for base in cls.__mro__:
             home = base.__module__
@@ -274,10 +274,23 @@ class LocalObjects:
                 made_by = getattr(vars(base)[name], "__globals__", {}).get("__name__")
                 if made_by is None and home.partition(".")[0] in sys.stdlib_module_names:
                     continue  # object's, or written in C: nothing of it is run here
-                root = str(made_by).partition(".")[0]
-                if made_by in (None, home) or not (root == "dataclasses" or root in self._packages):
+                if made_by in (None, home) or not self._decorates(str(made_by), home):
                     return True
         return False
+
+    def _decorates(self, module: str, home: str) -> bool:
+        """Whether a module that has put a method into a class is one of a decorator.
+
+        Args:
+            module: whose method it is.
+            home: where the class is from.
+        """
+        root = module.partition(".")[0]
+        if root == "dataclasses" or root in self._packages:
+            return True
+        from jaxd_protocol.packages.distributions import is_required
+
+        return is_required(module, home)
 
     # other objects ----------------------------------------------------------------------------
 

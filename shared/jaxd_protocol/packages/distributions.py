@@ -316,6 +316,12 @@ def requirements(module: str) -> frozenset[str]:
     )
 
 
+def is_required(module: str, by: str) -> bool:
+    """Whether the distribution of one module says that it needs that of another."""
+    package = package_of(module)
+    return package is not None and normalized_name(package.name) in requirements(by)
+
+
 def digest_of_record(record: str) -> bytes:
     """Sixteen bytes over the rows of a RECORD that name files inside the package.
 

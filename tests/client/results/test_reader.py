@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import sys
 import types
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from jaxd_protocol.messages.data_locations import ResultPolicy
 from jaxd_protocol.pickling.pack.arguments import pack
 from jaxd_protocol.pytree import TreeEncoder, dump_literal
 from jaxd_protocol.pytree.decoder import COUNT
+from tests.fake_packages import FakeSite
 
 
 class Point(NamedTuple):
@@ -227,6 +229,40 @@ def test_a_class_of_a_package_that_runs_code_of_its_own_is_not_made(
         reader = ResultReader({}, LocalObjects(packages=[toolbox.__name__]))
         found = reader.read(instance(cls.__module__, cls.__name__, x=literal(1)), b"", [], "numpy")
         assert (type(found), found.x) == (cls, 1)
+
+
+@pytest.mark.parametrize("requires", [True, False])
+def test_a_decorator_may_be_of_a_package_that_the_class_requires(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, requires: bool
+) -> None:
+    """Such as chex' dataclass in a library of which the function alone is seen."""
+    site = FakeSite(tmp_path)
+    site.install(
+        "zz-decorators",
+        "1.0",
+        {
+            "zz_decorators/__init__.py": "import dataclasses\n"
+            "def data(cls):\n"
+            "    cls.__setstate__ = lambda self, state: self.__dict__.update(state)\n"
+            "    return dataclasses.dataclass(cls)\n"
+        },
+    )
+    source = "from zz_decorators import data\n@data\nclass Sample:\n    x: int\n"
+    needs = ["zz_Decorators"] if requires else []
+    site.install("zz-library", "1.0", {"zz_library/__init__.py": source}, requires=needs)
+    monkeypatch.syspath_prepend(site.path)
+    cls = importlib.import_module("zz_library").Sample
+    reader = ResultReader({}, LocalObjects(packages=["zz_library"]))
+    sample = instance("zz_library", "Sample", x=literal(1))
+    try:
+        if requires:
+            found = reader.read(sample, b"", [], "numpy")
+            assert (type(found), found.x) == (cls, 1)
+        else:
+            with pytest.raises(ResultError, match="may not make"):
+                reader.read(sample, b"", [], "numpy")
+    finally:
+        del sys.modules["zz_library"], sys.modules["zz_decorators"]
 
 
 def test_a_callable_is_none_that_the_server_names() -> None:
