@@ -10,7 +10,9 @@ import copy
 import copyreg
 import enum
 import functools
+import importlib
 import inspect
+import sys
 import types
 import typing
 import weakref
@@ -313,3 +315,18 @@ def test_a_part_counts_and_travels(client: Client, make: Callable[[int], Program
         program = make(number)
         found = client.persistent_call(program, fallback="error")(X)
         assert float(found) == float(jax.jit(program)(X)), number
+
+
+@pytest.mark.libraries("toolz")
+def test_what_is_curried_counts_and_travels(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As what it does: pickle writes the name of the function, which no server can import."""
+    curry = importlib.import_module("toolz").curry
+    for number in (2, 3):
+        source = f"@wrap\ndef scale(x, by): return x * {number} + by\ndef f(x): return scale(x)(1)"
+        module = define(source, "zz_curried", wrap=curry)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        found = client.persistent_call(module.f, fallback="error")
+        assert float(found(X)) == X * number + 1
+        assert found.why(X).verdict == "hit"

@@ -29,6 +29,7 @@ from jaxd_protocol.fingerprint.values.reductions import (
     reduce_by_content,
     reduce_object,
     set_own_state,
+    writes_local_name,
 )
 from jaxd_protocol.fingerprint.values.struct_sequences import (
     emit_struct_sequence,
@@ -198,8 +199,9 @@ def _instance(walk: Walk, value: Any) -> None:
         return
     if any(_tells_more(walk, globals_module(each)) for each in code_asked(kind)):
         walk.reach.was_told = True
+    by_content = writes_local_name(value, walk.is_local)
     try:
-        reduced = reduce_object(value)
+        reduced = reduce_by_content(value) if by_content else reduce_object(value)
     except Exception as error:  # noqa: BLE001  a user's `__reduce__` may raise anything
         walk.unshared(value, str(error) or type(error).__name__)
         return

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copyreg
 from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable
 from functools import partial
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, Final
@@ -130,8 +131,30 @@ def _reduce_forwarding(value: Any) -> tuple[Any, ...]:
 
 
 def reduce_by_content(value: Any) -> tuple[Any, ...]:
-    """How pickle would write an object whose own `__reduce__` only gives its name."""
+    """How pickle would write an object whose own `__reduce__` gives its name, without that."""
     return copyreg.__newobj__, (type(value),), own_state(value)  # type: ignore[attr-defined]
+
+
+def writes_local_name(value: Any, is_local: Callable[[str], bool]) -> bool:
+    """Whether pickle would write an object by the name of a function of the user's that it wraps.
+
+    As `toolz.curry` does of what it decorates: that imports the module where it is made again. To
+    ask such a class is to import the module, so its code is looked at.
+
+    Args:
+        value: the object.
+        is_local: whether a module is the user's own.
+    """
+    own = own_attributes(value) or {}
+    home, cls = own.get("__module__"), type(value)
+    if type(home) is not str or "__qualname__" not in own or not is_made_of_python(cls):
+        return False
+    codes = [getattr(find_in_class(cls, name), "__code__", None) for name in _WRITES]
+    words = {word for code in codes if code for word in (*code.co_names, *code.co_consts)}
+    return {"__module__", "__qualname__"} <= words and is_local(home)
+
+
+_WRITES: Final = "__reduce_ex__", "__reduce__"
 
 
 def forwards(cls: type) -> bool:

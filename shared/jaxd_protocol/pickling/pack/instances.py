@@ -26,6 +26,7 @@ from jaxd_protocol.fingerprint.values.reductions import (
     set_state,
     sets_state,
     slot_content,
+    writes_local_name,
 )
 from jaxd_protocol.packages.bare_objects import constant_name, object_of_name, own_object_name
 from jaxd_protocol.packages.importable import importable_name
@@ -115,7 +116,8 @@ def reduce_own(value: Any) -> Any:
     """A reduce tuple for any other object: what a walk counts of it.
 
     By name, for an `object()` of a module of the user's. By content, for an object of the user's
-    own that pickle would write by name: the server lacks its module. With its own state, for one
+    own, or around a function of the user's, that pickle would write by name: the server lacks its
+    module. With its own state, for one
     that passes attributes on to another object, or whose class makes none without arguments that
     pickle does not know, or sets its state by a method. Without `__new__` of its class where that
     only makes a new object: what else it does would be done on the server once more.
@@ -124,6 +126,8 @@ def reduce_own(value: Any) -> Any:
     name = own_object_name(value) if cls is object else None
     if name is not None:
         return object_of_name, name
+    if writes_local_name(value, is_local_module):
+        return reduce_by_content(value)
     reduced = reduce_object(value)
     if type(reduced) is str:
         return reduce_by_content(value) if is_local_module(cls.__module__) else reduced
