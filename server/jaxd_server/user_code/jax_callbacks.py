@@ -178,7 +178,7 @@ def watch_callbacks(jaxpr: Any, captured: MutationGuard, statics: MutationGuard)
         if isinstance(each, _LocalCallback):
             if each.guard is None:
                 each.guard = MutationGuard.of_callback(each.function, captured.ignored)
-            state = state or each.guard.state()
+            state = state or each.guard.state((captured, statics))
         elif is_made_by_library(each):
             held = MutationGuard.of_callback(each, captured.ignored)
             state = state or held.words_shared_with(captured) or held.words_shared_with(statics)

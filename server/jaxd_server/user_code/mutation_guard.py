@@ -12,7 +12,7 @@ import functools
 import threading
 from argparse import Namespace
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import is_
 from types import CellType, CodeType, FunctionType, ModuleType, SimpleNamespace
@@ -89,6 +89,11 @@ class _AssignableSlot(NamedTuple):
         kind = "the global" if isinstance(self.holder, dict) else "the variable"
         return f"{kind} {self.name!r}"
 
+    def is_made_after(self, known: Collection[tuple[int, str]]) -> bool:
+        """Whether it is a variable that is none of these, by their keys, and holds no state."""
+        is_new = isinstance(self.holder, CellType) and self.key not in known
+        return is_new and (is_literal(self.before) or isinstance(self.before, np.dtype))
+
     def undo(self) -> None:
         """Puts back what was there."""
         if not isinstance(self.holder, dict):
@@ -112,6 +117,7 @@ class MutationGuard:
     Attributes:
         ignored: the same.
         is_spoiled: whether something was changed that could not be made what it was.
+        is_complete: whether the objects are all that there was to reach.
         is_own: whether what reaches the objects is code of the user's, and not a library's.
         bound: what a callback is bound to that may change, in words; None: nothing.
         hidden: states that no attribute shows, of objects that a callback reaches.
@@ -120,6 +126,7 @@ class MutationGuard:
 
     def __init__(self, objects: Iterable[Any] = (), ignored: Iterable[str] = ()) -> None:
         self.is_spoiled = False
+        self.is_complete = False
         self.ignored = tuple(ignored)
         self.is_own = True
         self.bound: str | None = None
@@ -150,7 +157,9 @@ class MutationGuard:
         reach = walked.reach
         partial = (each.value for each in reach.partial_reads.values())
         classes = (*(each for each in reach.objects if isinstance(each, type)), *reach.in_classes)
-        return cls((*reach.numbered, *partial, *classes, *walked.guards.arrays), ignored)
+        made = cls((*reach.numbered, *partial, *classes, *walked.guards.arrays), ignored)
+        made.is_complete = True
+        return made
 
     @classmethod
     def of_statics(cls, arguments: Any, ignored: Iterable[str] = ()) -> MutationGuard:
@@ -196,16 +205,29 @@ class MutationGuard:
         made.hidden = HiddenStates([each for each in made.reached if not _is_array(each)])
         return made
 
-    def state(self) -> str | None:
+    @property
+    def keys(self) -> Collection[tuple[int, str]]:
+        """Of the globals and variables; see `_AssignableSlot`."""
+        return self._places.keys()
+
+    def state(self, before: Sequence[MutationGuard]) -> str | None:
         """What code of the user's here reads that may be other for its client, or later; or None.
 
-        In words. That is all but functions, classes and modules that only calculate, and but what
-        a library's function has made for itself, such as the texts of `equinox.error_if`.
+        In words. That is all but functions, classes and modules that only calculate, but numbers
+        and texts in variables of the trace, which nobody else has, and but what a library's
+        function has made for itself, such as the texts of `equinox.error_if`.
+
+        Args:
+            before: of what there was before the trace.
         """
         if self.bound is not None:
             return self.bound
+        is_known = all(each.is_complete for each in before)
+        known = {key for each in before for key in each.keys}
         for place in self._places.values():
-            if place.before is not _MISSING and not _only_calculates(place.before):
+            if place.before is _MISSING or _only_calculates(place.before):
+                continue
+            if not (is_known and place.is_made_after(known)):
                 return place.words
         if self.is_own and self._held:
             return self._words_for(next(iter(self._held.values()))[0])
@@ -403,6 +425,7 @@ class _Traces:
 _traces: Final = _Traces()
 
 NO_GUARD: Final = MutationGuard()
+NO_GUARD.is_complete = True
 
 
 def _slots_of(function: FunctionType) -> Iterator[_AssignableSlot]:
