@@ -486,6 +486,9 @@ def test_verification_is_an_option(environment: Environment, suite: Path) -> Non
     done = run_pytest(environment, suite, "--jaxd", "--jaxd-verify", "-k", "passes or by_many")
     assert "1 failed, 1 passed" in done.stdout
     assert "jaxd: 2 verified, 0 mismatches, 0 not comparable" in done.stdout
+    (suite / "test_theirs.py").write_text("def test_it():\n    assert True\n")
+    done = run_pytest(environment, suite, "--jaxd", "--jaxd-verify", "test_theirs.py")
+    assert "nothing was compared: a server answered no function of these tests\n" in done.stdout
 
 
 PROGRAMS = int(os.environ.get("SUITE_PROGRAMS", "2000"))

@@ -5,8 +5,9 @@ classes of its tracers and types. None of this is reached by a function that use
 replaces the lowering rule of `sin_p` changes all that takes a sine. A client refuses such functions
 where code of the user's is there; a server undoes it, since it would hold for all clients.
 
-Private to jax: that its modules keep rules in dicts and sets by primitive or by type, and the
-classes in `_BASES`. tests/shared/jax_objects/test_installed_state.py fails when they move.
+Private to jax: that its modules keep rules in dicts and sets by primitive or by type, the classes
+in `_BASES`, and what `_deprecations` of a module says of names. When they move,
+tests/shared/jax_objects/test_installed_state.py fails.
 """
 
 from __future__ import annotations
@@ -115,6 +116,12 @@ def _names_in_code(module: str) -> frozenset[str]:
     get_code = getattr(getattr(spec, "loader", None), "get_code", None)
     code = None if get_code is None else get_code(module)
     return frozenset(() if code is None else code.co_names)
+
+
+def _is_gone(module: dict[str, Any], name: str) -> bool:
+    """Whether jax has removed a name, and only says so: programs put back what libraries need."""
+    _, there = module.get("_deprecations", {}).get(name, ("", name))
+    return there is None
 
 
 class InstalledState:
@@ -229,8 +236,8 @@ class InstalledState:
             code = self._foreign_code(value)
             if not code:
                 seen.add(id(value))
-            elif key in _names_in_code(module.name):  # else jax does not know the name
-                self._note_change(module, key, code)
+            elif key in _names_in_code(module.name) and not _is_gone(module.content, key):
+                self._note_change(module, key, code)  # else jax does not know the name
 
     def _look(self, holder: _Holder, *, is_new: bool) -> None:
         """Finds what does not belong in a holder; `is_new`: an import may have changed it.

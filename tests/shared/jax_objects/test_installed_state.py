@@ -145,6 +145,7 @@ def test_what_few_functions_use_counts_where_one_traces_for_others(
     assert len(before.changes()) >= 2
     monkeypatch.setattr(jax.numpy, "tan", jax.numpy.sin)
     monkeypatch.setattr(jax.numpy, "a_new_name", mine, raising=False)
+    monkeypatch.setattr(jax, "device_put_replicated", mine, raising=False)  # jax has removed it
     assert client.changes() == []
     monkeypatch.setitem(ad.primitive_jvps, lax.sin_p, mine)
     monkeypatch.setattr(jax.numpy, "tan", mine)

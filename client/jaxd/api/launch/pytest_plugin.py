@@ -166,7 +166,9 @@ class _Served:
             for line in total.reasons_text():
                 terminalreporter.write_line(line)
         if self._report is not None:
-            terminalreporter.write_line(f"jaxd: {described(self._report.summary())}")
+            terminalreporter.write_line(
+                f"jaxd: {described(self._report.summary(), is_hooked=True)}"
+            )
 
 
 @pytest.fixture(scope="session")

@@ -194,9 +194,16 @@ def summary_of(found: Sequence[Mapping[str, str]]) -> dict[str, Any]:
     }
 
 
-def described(summary: Mapping[str, Any]) -> str:
-    """The summary in a line, and one more for each reason and each mismatch."""
+def described(summary: Mapping[str, Any], *, is_hooked: bool = False) -> str:
+    """The summary in a line, and one more for each reason and each mismatch.
+
+    Args:
+        summary: of a report.
+        is_hooked: whether what was given to `jax.jit` would have been compared.
+    """
     counts = [summary[name] for name in ("verified", "mismatches", "not_comparable")]
+    if is_hooked and not any(counts):
+        return "nothing was compared: a server answered no function of these tests"
     if not any(counts):
         return (
             "nothing was compared: a server answered no persistent function of this program. "
