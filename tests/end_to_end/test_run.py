@@ -343,6 +343,42 @@ def test_what_a_pure_callback_reads_is_as_it_is_under_jit(
         assert (counts["calls"], counts["fell back"]) == (6, 51)
 
 
+LIBRARY_CONTEXTS = """
+import flax.linen as nn, jax, jax.numpy as jnp
+
+model, x = nn.Dense(1, kernel_init=nn.initializers.ones), jnp.ones((1, 3))
+weights = model.init(jax.random.key(0), x)
+
+def apply(weights, x):
+    return model.apply(weights, x)
+
+def double(method, args, kwargs, context):
+    return method(*args, **kwargs) * 2
+
+with nn.intercept_methods(double):
+    print(jax.jit(apply)(weights, x))
+with nn.logical_axis_rules((("batch", None),)):
+    print(jax.jit(lambda x: x * len(nn.get_logical_axis_rules()))(3.0))
+print(jax.jit(lambda weights, x: apply(weights, x))(weights, x))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.libraries("flax")
+def test_a_context_of_a_library_holds_as_under_jit(
+    environment: Environment, tmp_path: Path
+) -> None:
+    """A server's thread is in none, so such a call runs here."""
+    (tmp_path / "contexts.py").write_text(LIBRARY_CONTEXTS)
+    plain = run((*PYTHON, "contexts.py"), environment, tmp_path)
+    assert plain.stdout.split() == ["[[6.]]", "3.0", "[[3.]]"]
+    for _ in range(2):
+        served = run((*JAXD_RUN, "--report", "contexts.py"), environment, tmp_path)
+        assert served.stdout == plain.stdout
+        counts = counts_in(served.stderr)
+        assert (counts["calls"], counts["fell back"]) == (1, 2)
+
+
 TRACED_READS = """
 import os, random, threading, time
 import jax, numpy as np

@@ -20,7 +20,13 @@ from hashlib import blake2b
 from typing import Any, Final, Protocol
 
 from jaxd.connection.settings import Settings
-from jaxd.interop.jax_runtime import import_jax, jax_changes, loaded_jax, started_platform
+from jaxd.interop.jax_runtime import (
+    import_jax,
+    jax_changes,
+    library_contexts,
+    loaded_jax,
+    started_platform,
+)
 from jaxd_protocol import __version__
 from jaxd_protocol.base.process import reset_after_fork
 from jaxd_protocol.errors import ConfigurationError, JaxdError
@@ -219,9 +225,10 @@ class FormerRuns:
     def write(self, server: object) -> None:
         """Writes down which functions no server could answer in this process.
 
-        None where code of the user's has stood in jax itself: that says nothing of the functions.
+        None where code of the user's has stood in jax itself, or a thread was in a context of a
+        library: that says nothing of the functions.
         """
-        if jax_changes.were_found:
+        if jax_changes.were_found or library_contexts.were_found:
             return
         file = _file_for(server)
         if file is None:

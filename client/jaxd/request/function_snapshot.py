@@ -17,7 +17,7 @@ from time import monotonic
 from types import FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from jaxd.interop.jax_runtime import jax_changes
+from jaxd.interop.jax_runtime import jax_changes, library_contexts
 from jaxd.results.local_objects import LocalObjects
 from jaxd.results.reader import ResultReader
 from jaxd_protocol.base.bounded import BoundedDict
@@ -369,10 +369,12 @@ class FunctionSnapshot:
         For the first call with it, which is when `jax.jit` traces; later ones get what that got.
 
         Raises:
-            PackingError: when code of the user's stands in jax itself, see `JaxChanges`.
+            PackingError: when code of the user's stands in jax itself, or this thread is in a
+                context of a library: see `JaxChanges` and `LibraryContexts`.
         """
         try:
             jax_changes.check(self.guards.looked_up)
+            library_contexts.check()
         except PackingError as error:
             set_origin(error, FailureOrigin("packing"))
             raise
