@@ -258,6 +258,15 @@ def test_of_what_no_server_can_answer():
         assert x.is_deleted()
     assert len(traces) == 2
 
+def test_where_jax_looks_for_infinity():
+    jax.config.update("jax_debug_infs", True)
+    try:
+        x = made()
+        at = x.unsafe_buffer_pointer()
+        assert jitted(lambda x: x)(x).unsafe_buffer_pointer() == at and x.is_deleted()
+    finally:
+        jax.config.update("jax_debug_infs", False)
+
 def test_it_prints_once(capsys):
     @jitted
     def noisy(x):
