@@ -269,10 +269,9 @@ for graph in (None, True, False):
 for mode in (nnx.set_graph_mode, nnx.set_graph_updates):
     with mode(False):
         use()
-        use(graph=True, graph_updates=True)
 """
     plain, hooked = report(program, "plain"), report(program, warm=True)
     assert hooked["results"] == plain["results"]
-    expected = [True, True, False] * 2 + [False] * 3 + [False, True] * 2
+    expected = [True, True, False] * 2 + [False] * 5
     assert hooked["persistent"] == expected
     assert hooked["not_served"] == {"the option graph": 4, "the option graph_updates": 3}
