@@ -222,11 +222,16 @@ class Pickler(pickle.Pickler):
         """The id of a class by value, of a primitive of jax or of a constant with that name.
 
         Of two that are alike, as after a reload of their module, the second has one that leads to
-        no content: it is another class on the server, too, and this function's own.
+        no content: it is another class on the server, too, and this function's own. So is a
+        constant of that class.
         """
         if name is None:
             name = cls.__module__, getattr(cls, "__qualname__", None) or cls.name
         found = ClassId(content_id(cls), name[1], name[0])
+        kind = type(cls)
+        is_own = kind is not type and class_name(kind) is None
+        if is_own and self.class_id(kind).content != content_id(kind):  # it is the second one
+            found = found._replace(content=digest(b"alike" + found.content))
         while self.classes.setdefault(found, cls) is not cls:
             found = found._replace(content=digest(b"alike" + found.content))
         return found
