@@ -117,10 +117,10 @@ def reduce_own(value: Any) -> Any:
 
     By name, for an `object()` of a module of the user's. By content, for an object of the user's
     own, or around a function of the user's, that pickle would write by name: the server lacks its
-    module. With its own state, for one
-    that passes attributes on to another object, or whose class makes none without arguments that
-    pickle does not know, or sets its state by a method. Without `__new__` of its class where that
-    only makes a new object: what else it does would be done on the server once more.
+    module. With its own state, for one that passes attributes on to another object, or whose class
+    makes none without arguments that pickle does not know, or sets its state by a method. Without
+    `__new__` of its class where that only makes a new object: what else it does would be done on
+    the server once more.
     """
     cls = type(value)
     name = own_object_name(value) if cls is object else None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -273,6 +275,32 @@ def test_classes_that_were_met_are_listed() -> None:
     assert packed.classes[__name__, "Argument"] is Argument
     assert Argument in packed.objects.values()
     assert pack(Argument(1), "it").classes[__name__, "Argument"] is Argument
+
+
+def test_an_object_of_a_class_that_was_reloaded_is_one_of_that_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a server has the class, and the object, of before the reload."""
+    form = "from forms_base import kind\nclass P: pass\n@kind.register\ndef _(x: P): return "
+    files = {
+        "forms_base": "import functools\n@functools.singledispatch\ndef kind(x): return 1\n",
+        "forms": f"{form}3\n",
+        "forms_user": "from forms_base import kind\nimport forms\nvalue = forms.P()\n"
+        "def use(): return kind(value)\n",
+    }
+    for name, text in files.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    user, forms = map(importlib.import_module, ("forms_user", "forms"))
+    assert round_trip(user.use)() == 3
+    (tmp_path / "forms.py").write_text(f"{form}53\n")
+    importlib.invalidate_caches()
+    for module in (forms, user):
+        importlib.reload(module)
+    assert round_trip(user.use)() == user.use() == 53
+    for name in files:
+        del sys.modules[name]
 
 
 @pytest.mark.parametrize("cls", [type(None), type(...), type(NotImplemented), type(lambda: 0)])
