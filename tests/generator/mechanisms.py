@@ -47,7 +47,7 @@ def _holds(before: Any) -> Any:
 
 
 def _always(before: Any) -> Any:
-    return lambda reach: True
+    return lambda value: True
 
 
 def _no_changes(before: Any) -> Any:
@@ -64,8 +64,7 @@ SWITCHES: Final[Mapping[str, tuple[Patch, ...]]] = {
     ),
     "guards": (Patch(("client",), "jaxd_protocol.fingerprint.guards", "Guards.hold", _holds),),
     "unwatched": (  # what guards do not see is looked at each time
-        Patch(("client",), "jaxd_protocol.fingerprint", "all_changes_are_seen", _always),
-        Patch(("client",), "jaxd.request.packing_cache", "all_changes_are_seen", _always),
+        Patch(("client",), "jaxd_protocol.fingerprint.guards", "_changes_are_seen", _always),
     ),
     "packages": (  # a worker is replaced when a package that it has imported changes
         Patch(

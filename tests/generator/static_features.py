@@ -99,15 +99,17 @@ STATICS: Final[Mapping[str, Feature]] = {
         ),
     ),
     "static object with what Python keeps in C": Feature(
-        top="import collections\nimport numpy as np\nclass H_NN:\n    def __init__(self, *v): self.v = v\n"
-        "S_NN = H_NN(collections.defaultdict(lambda: AA), functools.partial(int, AA), np.arange(3))\nS_NN.v[2].flags.writeable = False",
-        term="(S_NN.v[0].default_factory() + S_NN.v[1]() + int(S_NN.v[2][1]) + getattr(S_NN.v[1], 'unit', 0))",
+        top="import collections\nimport decimal\nimport numpy as np\nclass H_NN:\n    def __init__(self, *v): self.v = v\n"
+        "S_NN = H_NN(collections.defaultdict(lambda: AA), functools.partial(int, AA), np.arange(3), decimal.Context(AA))\n"
+        "S_NN.v[2].flags.writeable = False",
+        term="(S_NN.v[0].default_factory() + S_NN.v[1]() + int(S_NN.v[2][1]) + getattr(S_NN.v[1], 'unit', 0) + S_NN.v[3].prec)",
         static="S_NN",
         edits=does(
             "m.S_NN.v[0].default_factory = lambda: BB",
             "m.S_NN.v[1].__setstate__((int, (BB + 1,), {}, {}))",
             "m.S_NN.v[1].unit = BB + 2",
             "a = m.S_NN.v[2]; a.flags.writeable = True; a[1] = BB + 7; a.flags.writeable = False",
+            "m.S_NN.v[3].prec = BB + 9",  # no guard sees it: it is looked at each time
         ),
     ),
     "static class of a metaclass": Feature(

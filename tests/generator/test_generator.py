@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Iterator
+from typing import Final
 
 import pytest
 
@@ -18,7 +18,6 @@ from tests.generator.plans import (
     Session,
     Step,
     drawn,
-    features_of,
     smaller,
 )
 from tests.generator.processes import Processes
@@ -61,10 +60,17 @@ def _in_time(seed: int) -> Iterator[Plan]:
             yield drawn(seed + number)
 
 
-def _is_about(plan: Plan, name: str) -> bool:
-    """Whether the mechanism may matter to it; registrations do to few, which are looked for."""
-    pieces = str([features_of(function) for function in plan.functions])
-    return name != "registrations" or "register(" in pieces or "__subclasses__" in pieces
+_IS_ABOUT: Final = {
+    "registrations": ("register(", "__subclasses__"),
+    "unwatched": ("decimal.Context(",),
+}
+"""Mechanisms that matter to few features, and what these have in their code."""
+
+
+def _features_about(name: str) -> list[str]:
+    """Those that a mechanism may matter to, where these are few; else none, for all."""
+    words = _IS_ABOUT.get(name, ())
+    return [each for each, made in FEATURES.items() if any(word in str(made) for word in words)]
 
 
 @pytest.mark.soak
@@ -74,8 +80,8 @@ def test_what_a_mechanism_is_for_is_found_without_it(name: str) -> None:
     """Within 2,000 programs, of which the first few hundred have to do here."""
     seed = int(time.time())
     with Processes((name,)) as processes:
-        plans = (plan for number in itertools.count(seed) if _is_about(plan := drawn(number), name))
-        few = itertools.islice(plans, 300)
+        only = _features_about(name)
+        few = (drawn(number, only=only) for number in range(seed, seed + 300))
         report = run_plans(processes, few, until=lambda finding: finding.what == "wrong")
     assert report.shown, f"seed {seed}"
 

@@ -12,6 +12,7 @@ import os
 import re
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
+from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from functools import lru_cache, partial
 from operator import attrgetter, is_, itemgetter, methodcaller
 from types import (
@@ -23,6 +24,7 @@ from types import (
     MappingProxyType,
     MethodType,
     ModuleType,
+    SimpleNamespace,
     UnionType,
 )
 from typing import Any, Final, ParamSpec, TypeVar
@@ -135,15 +137,20 @@ class Guards:
         else:
             self.incomplete()
 
-    def buffer(self, value: Any) -> None:
-        """The bytes of an object that lets others read them, as an `array.array` does."""
+    def buffer(self, value: Any) -> bool:
+        """The bytes of an object that lets others read them, as an `array.array` does.
+
+        Returns:
+            Whether it does.
+        """
         data = _bytes_of(value)
         if data is None:
-            return
+            return False
         if len(data) <= ARRAY_LIMIT:
             self.answer(partial(_bytes_of, value), data)
         else:
             self.incomplete()
+        return True
 
     def variable(self, name: str, value: str | None) -> None:
         """A variable of the environment."""
@@ -321,7 +328,8 @@ def _same(now: Any, then: tuple[Any, ...]) -> bool:
 
 _GUARDED_TYPES: Final = frozenset(
     {
-        *(object, int, float, complex, str, bytes, tuple, frozenset, slice, re.Pattern),
+        *(object, int, float, complex, str, bytes, tuple, frozenset, slice, range, re.Pattern),
+        *(date, datetime, time, timedelta, timezone, tzinfo, SimpleNamespace),
         *(dict, OrderedDict, defaultdict, MappingProxyType, list, deque, set, bytearray),
         *(FunctionType, MethodType, BuiltinFunctionType, CodeType, CellType),
         *(partial, property, staticmethod, classmethod, GenericAlias, UnionType),
@@ -330,6 +338,9 @@ _GUARDED_TYPES: Final = frozenset(
     }
 )
 """Types made in C whose instances cannot change, or whose changes guards see."""
+
+_NEVER_CHANGE: Final = frozenset({"decimal.Decimal", "zoneinfo.ZoneInfo"})
+"""The same, of modules that a light client does not import for it."""
 
 
 def all_changes_are_seen(reach: ReachedObjects) -> bool:
@@ -344,11 +355,18 @@ def _changes_are_seen(value: Any) -> bool:
     """Whether those of an object of this type are."""
     from jaxd_protocol.jax_objects.names import kind_of  # a first call does not come here
 
-    if isinstance(value, type | ModuleType) or kind_of(value) is not None:
-        return True
+    is_other = isinstance(value, type | ModuleType) or kind_of(value) is not None
+    return is_other or has_no_hidden_state(type(value))
+
+
+def has_no_hidden_state(cls: type) -> bool:
+    """Whether C code keeps nothing of an instance that may change unseen, as a random state."""
     return all(
-        base in _GUARDED_TYPES or base.__module__ == "numpy" or not is_implemented_in_c(base)
-        for base in type(value).__mro__
+        base in _GUARDED_TYPES
+        or base.__module__ == "numpy"
+        or not is_implemented_in_c(base)
+        or f"{base.__module__}.{base.__qualname__}" in _NEVER_CHANGE
+        for base in cls.__mro__
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import decimal
 import gc
+import itertools
 import threading
 import warnings
 import weakref
@@ -190,12 +192,24 @@ def test_a_new_signature_of_an_unchanged_memo_has_the_same_key(walks: list[Any])
     assert len(walks) == 2
 
 
-def test_a_large_array_is_looked_at_for_each_new_signature() -> None:
-    """Reading it before each call would take too long."""
-    array = np.zeros(1 << 20)
-    found = snapshots(function("return x + A", A=array))
+@pytest.mark.parametrize(
+    ("held", "change"),
+    [
+        (np.zeros(1 << 20), lambda held: held.__setitem__(0, 1.0)),
+        (decimal.Context(7), lambda held: setattr(held, "prec", 9)),
+        ([itertools.count(3)], lambda held: next(held[0])),
+        (np.random.default_rng(3), lambda held: held.random()),
+        (ValueError(1), lambda held: setattr(held, "args", (2,))),
+    ],
+    ids=["large array", "context", "count", "generator", "exception"],
+)
+def test_what_no_guard_sees_is_looked_at_for_each_new_signature(
+    held: Any, change: Callable[[Any], object]
+) -> None:
+    """To read a large array before each call would take too long; what C keeps says nothing."""
+    found = snapshots(function("return x + A", A=held))
     first = settled(found, b"one").key
-    array[0] = 1.0
+    change(held)
     assert settled(found, b"one").key == first
     assert settled(found, b"other").key != first
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from jaxd_protocol.fingerprint.canonical_bytes import constant
 from jaxd_protocol.fingerprint.function_wrapper import FunctionWrapper
-from jaxd_protocol.fingerprint.guards import MISSING
+from jaxd_protocol.fingerprint.guards import MISSING, has_no_hidden_state
 from jaxd_protocol.fingerprint.unpatched import globals_module
 from jaxd_protocol.fingerprint.values import generated, mappings, modules, settings
 from jaxd_protocol.fingerprint.values.arrays import emit_array
@@ -335,8 +335,8 @@ def _guard_content(walk: Walk, value: Any) -> None:
         guards.mapping(value)
     elif isinstance(value, list | deque | set):
         guards.sequence(value)
-    else:
-        guards.buffer(value)
+    elif not (guards.buffer(value) or has_no_hidden_state(type(value))):
+        guards.incomplete()
     if forwards(type(value)):
         guard_own_content(guards, value)
         return
