@@ -211,6 +211,19 @@ ROWS = [
         ),
     ),
     Found(
+        "an object of a class that was reloaded was one of the class before",
+        {
+            "f.py": "from PKG.base import kind\nfrom PKG import forms\nvalue = forms.P()\ndef go(n): return kind(value)",
+            "forms.py": "from PKG.base import kind\nclass P: pass\n@kind.register\ndef _(x: P): return 3",
+            "base.py": "import functools\n@functools.singledispatch\ndef kind(x): return 1",
+        },
+        (
+            "",
+            # both processes write it, and neither may read a part
+            "import importlib, os, pathlib, PKG.forms as f; file = pathlib.Path(f.__file__); new = pathlib.Path(f'{file}.{os.getpid()}'); new.write_text(file.read_text().replace('return 3', 'return 53')); new.replace(file); importlib.invalidate_caches(); again('PKG.forms'); again('PKG.f')",
+        ),
+    ),
+    Found(
         "a class that was registered, and has the method later, was not registered on the server",
         {
             "f.py": "import collections.abc\nclass P: pass\np = P()\ndef go(n): return 2 if isinstance(p, collections.abc.Sized) else 5",
