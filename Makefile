@@ -73,8 +73,8 @@ help:
 	@echo '             that of plain jax (IDENTITY_ARGS="--seed 7", "--switch-off all": must be found)'
 	@echo 'make pauses  the test suite while every thread stops between lines now and then, which shows'
 	@echo '             what depends on which is faster (PAUSES=0.003 of all lines)'
-	@echo "make corpus  other people's programs with jax.jit as persistent_call, beside plain jax, out of"
-	@echo '             CORPUS_DIR (CORPUS_ARGS="--help"; --suites for their tests)'
+	@echo "make corpus  other people's programs by jaxd run, beside python, out of CORPUS_DIR"
+	@echo '             (CORPUS_ARGS="--help"; --suites for their tests by pytest --jaxd)'
 	@echo 'make corpus-quick   the part of it that needs no downloads'
 	@echo 'make test-docker    build the image, run it, restart it (Docker, or root on Debian 12)'
 	@echo 'make test-variants  resolve what the images for GPU and TPU install (downloads 6 GB)'

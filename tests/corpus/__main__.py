@@ -1,31 +1,34 @@
-"""Runs the corpus: other people's programs and test suites, under jaxd and in plain jax."""
+"""Runs the corpus: other people's programs by `jaxd run`, and their tests by `pytest --jaxd`.
+
+Each program runs three times by `python` (without jax's cache on disk, with an empty one, with a
+warm one) and twice by `jaxd run`, on a server of its own that knows nothing of it.
+"""
 
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any
 
 from jaxd.api.launch.summary import described
 from tests.corpus import report
-from tests.corpus.comparing import run_summary, summary, verification_of_all, verified_summary
+from tests.corpus.comparing import summary, verification_of_all, verified_summary
 from tests.corpus.data import make_data
 from tests.corpus.places import Corpus, MissingError, corpus_directory
 from tests.corpus.programs import PROGRAMS, QUICK
-from tests.corpus.running import Program, Runner
-from tests.corpus.suites import SUITES, Suite, SuiteRunner, comparison
+from tests.corpus.running import Program, Runner, working_directory
+from tests.corpus.suites import SUITES, Part, Suite, part_summary
 
 Row = Program | Suite
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; its exit status is 1 where a program fails, or results or programs differ."""
+    """The command; its exit status is 1 where a program or a test fails, or output differs."""
     options = _options(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the servers are ended on the way
     if options.scratch:
@@ -39,25 +42,24 @@ def _run_all(corpus: Corpus, options: argparse.Namespace) -> int:
     chosen = [row for row in in_turns(table) if not options.only or _is_named(row, options.only)]
     if options.list:
         for row in chosen:
-            print(f"{row.project.name:24} {row.title} {' '.join(row.arguments)}")
+            arguments = row.arguments if isinstance(row, Program) else ()
+            print(f"{row.project.name:24} {row.title} {' '.join(arguments)}")
         return 0
     if options.report:
         report.write(corpus)
         return 0
-    if options.patience:
-        chosen = [replace(row, patience_s=options.patience) for row in chosen]
     if table is PROGRAMS:
         make_data()
     bad = 0
-    compared: list[dict[str, Any]] = []
+    found_all: list[dict[str, Any]] = []
     for number, row in enumerate(chosen, 1):
         print(f"[{number}/{len(chosen)}] {row.project.name}: {row.title}", end=" … ", flush=True)
-        found = _run(corpus, row, options)
-        print(_said(found), flush=True)
-        bad += found.get("verdict") in ("fails", "differs", "stale")
-        compared.append(found)
+        for found in _run(corpus, row, options):
+            print(_said(found), flush=True)
+            bad += found.get("verdict") in ("fails", "differs", "stale")
+            found_all.append(found)
     if options.verify:
-        together = verification_of_all(compared)
+        together = verification_of_all(found_all)
         print(described(together))
         bad += not together["verified"]
     return int(bad > 0)
@@ -73,98 +75,42 @@ def in_turns(rows: Sequence[Row]) -> list[Row]:
     return [row for _, row in sorted(numbered, key=lambda pair: pair[0])]
 
 
-def _run(corpus: Corpus, row: Row, options: argparse.Namespace) -> dict[str, Any]:
+def _run(corpus: Corpus, row: Row, options: argparse.Namespace) -> list[dict[str, Any]]:
     try:
         if isinstance(row, Suite):
-            return run_suite(corpus, row, again=options.again)
-        if options.verify:
-            return verify_program(corpus, row, again=options.again)
-        return run_program(corpus, row, again=options.again, by_command=options.run)
+            return [_run_part(corpus, row, options, each) for each in options.workers]
+        if options.patience:
+            row = replace(row, patience_s=options.patience)
+        run = verify_program if options.verify else run_program
+        return [run(corpus, row, again=options.again)]
     except MissingError as error:
         found = {"verdict": "skipped", "error": str(error)}
-        kind = "suite" if isinstance(row, Suite) else "program"
-        _Kept(corpus, row, kind).save({}, found)
-        return found
+        corpus.kept("part" if isinstance(row, Suite) else "run", row).save(found)
+        return [found]
 
 
-class _Kept:
-    """What is known of a row from earlier runs.
-
-    Args:
-        corpus: where it is kept.
-        row: the row; what was found with another one is forgotten.
-        kind: of the row.
-    """
-
-    def __init__(self, corpus: Corpus, row: Row, kind: str) -> None:
-        name = f"{kind}-{row.project.name}-{row.title}.json".replace("/", "+")
-        self._file: Path = corpus.results / name
-        self._row = row
-        self._kind = kind
-        found = json.loads(self._file.read_text()) if self._file.exists() else {}
-        self.runs: dict[str, Any] = found.get("runs", {}) if found.get("row") == repr(row) else {}
-
-    def save(self, runs: dict[str, Any], found: dict[str, Any]) -> None:
-        """Keeps the runs and what they say."""
-        about = {
-            "kind": self._kind,
-            "row": repr(self._row),
-            "project": self._row.project.name,
-            "version": self._row.project.version,
-            "title": self._row.title,
-            "note": getattr(self._row, "note", ""),
-        }
-        self._file.write_text(json.dumps({**about, "runs": runs, "summary": found}))
-
-
-class _Way(NamedTuple):
-    """How a program is run under jaxd, beside its runs in plain jax.
-
-    Attributes:
-        kind: names what is kept of it.
-        mode: of the runs in plain jax, see `Runner.in_plain_jax`.
-        last: the last of its runs under jaxd.
-        serve: makes those.
-        summary: what is reported of all.
-    """
-
-    kind: str
-    mode: str
-    last: str
-    serve: Callable[[Runner], dict[str, dict[str, Any]]]
-    summary: Callable[[dict[str, Any]], dict[str, Any]]
-
-
-_HOOKED: Final = _Way("program", "plain", "verified", Runner.on_a_server, summary)
-_BY_COMMAND: Final = _Way("run", "", "warm", Runner.by_jaxd_run, run_summary)
-
-
-def run_program(
-    corpus: Corpus, program: Program, *, again: bool, by_command: bool = False
-) -> dict[str, Any]:
+def run_program(corpus: Corpus, program: Program, *, again: bool) -> dict[str, Any]:
     """What there is to report of a program; runs what has not been run yet.
 
     Args:
         corpus: where results are kept.
         program: the program.
-        again: whether it is run under jaxd again; runs in plain jax are never repeated.
-        by_command: whether `jaxd run` runs it, beside `python`; else its `jax.jit` is hooked.
+        again: whether it is run by `jaxd run` again; runs by `python` are never repeated.
 
     Raises:
         MissingError: when something is not there that it needs.
     """
-    way = _BY_COMMAND if by_command else _HOOKED
-    kept = _Kept(corpus, program, way.kind)
+    kept = corpus.kept("run", program)
     runner = Runner(corpus, program)
     runs = kept.runs
     if "plain" not in runs:
-        runs |= runner.in_plain_jax(way.mode)
-        kept.save(runs, {})
+        runs |= runner.in_plain_jax()
+        kept.save({})
     ran = runs["plain"]["status"] == 0 and runs["plain_again"]["status"] == 0
-    if ran and (again or way.last not in runs):
-        runs |= way.serve(runner)
-    found = way.summary(runs)
-    kept.save(runs, found)
+    if ran and (again or "warm" not in runs):
+        runs |= runner.by_jaxd_run()
+    found = summary(runs)
+    kept.save(found)
     return found
 
 
@@ -179,71 +125,36 @@ def verify_program(corpus: Corpus, program: Program, *, again: bool) -> dict[str
     Raises:
         MissingError: when something is not there that it needs.
     """
-    kept = _Kept(corpus, program, "verified")
+    kept = corpus.kept("verified", program)
     if again or not kept.runs:
-        kept.runs |= Runner(corpus, program).verified_on_a_server()
+        kept.runs |= Runner(corpus, program).verified()
     found = verified_summary(kept.runs)
-    kept.save(kept.runs, found)
+    kept.save(found)
     return found
 
 
-def run_suite(corpus: Corpus, suite: Suite, *, again: bool) -> dict[str, Any]:
-    """What there is to report of a test suite; runs what has not been run yet.
-
-    Args:
-        corpus: where results are kept.
-        suite: the suite.
-        again: whether it is run under jaxd again; the run in plain jax is never repeated.
-
-    Raises:
-        MissingError: when something is not there that it needs.
-    """
-    kept = _Kept(corpus, suite, "suite")
-    runner = SuiteRunner(corpus, suite)
-    _once(kept.runs, "plain", runner.in_plain_jax, again=False)
-    kept.save(kept.runs, {})
-    _once(kept.runs, "served", runner.under_jaxd, again=again)
-    found = comparison(kept.runs["plain"], kept.runs["served"])
-    kept.save(kept.runs, found)
+def _run_part(
+    corpus: Corpus, suite: Suite, options: argparse.Namespace, workers: int
+) -> dict[str, Any]:
+    seed, tests = options.seed, options.tests
+    kept = corpus.kept("part", suite, f"-{tests} of seed {seed}, -n {workers}")
+    if options.again or not kept.runs:
+        with working_directory() as place:
+            part = Part(corpus, suite, seed, tests, workers, place)
+            kept.runs = {**part.in_plain_jax(), **part.served()}
+    found = part_summary(kept.runs, workers)
+    kept.save(found)
     return found
-
-
-def _once(
-    runs: dict[str, Any], name: str, run: Callable[[], dict[str, Any]], *, again: bool
-) -> None:
-    if again or name not in runs:
-        runs[name] = run()
 
 
 def _said(found: dict[str, Any]) -> str:
-    if "tests" in found:
-        failed = [f"\n      {name}: {text[:160]}" for name, text in found["failed"].items()]
-        return (
-            f"{found['pass']} of {found['reached']} pass ({found['pass_in_plain_jax']} in plain "
-            f"jax), calls {found['calls']}, CPU {found['cpu_s']}{''.join(failed[:40])}"
-        )
-    if "said" in found:
-        return _said_by_command(found)
-    if "functions" not in found:
+    if "lost" in found:
+        return _said_of_part(found)
+    if "said" not in found:
         text = f"{found['verdict']}: {found.get('error') or ''}"
         if "traces" in found:
             text += f"traces {found['traces']}\n      {described(found['verification'])}"
         return text
-    calls = found["calls"]
-    text = (
-        f"{found['verdict']}: functions {found['functions_served']}/{found['functions']}, "
-        f"calls {calls['served']}/{calls['served'] + calls['local']}, "
-        f"results {found['results']['cold']['worst']}/{found['results']['warm']['worst']}, "
-        f"traces {found['traces']['cold']} then {found['traces']['warm']}, CPU {found['cpu_s']}"
-    )
-    if found["verification"]:
-        text += f"\n      {described(found['verification'])}"
-    for reason in [*found["local_reasons"], *found["not_served"], found.get("error")]:
-        text += f"\n      {reason}" if reason else ""
-    return text
-
-
-def _said_by_command(found: dict[str, Any]) -> str:
     output = [found["output"][kind] for kind in ("cold", "warm")]
     text = (
         f"{found['verdict']}: of {output[0]['lines']} lines {output[0]['missing']} and "
@@ -253,6 +164,19 @@ def _said_by_command(found: dict[str, Any]) -> str:
     said = [line for lines in found["said"].values() for line in lines]
     examples = [f"missing: {each['example']}" for each in output if each["missing"]]
     return "\n      ".join([text, *said, *examples, *filter(None, [found["error"]])])
+
+
+def _said_of_part(found: dict[str, Any]) -> str:
+    lines = [
+        f"-n {found['workers']}: {found['tests']} tests, {found['pass_in_plain_jax']} pass",
+        *(
+            f"{mode:7} {found['wall_s'][mode]:7.1f} s  CPU {found['cpu_s'][mode]:7.1f} s  "
+            f"{' '.join(found['said'].get(mode, ()))}"
+            for mode in found["wall_s"]
+        ),
+        *(f"{name}: {how}" for name, how in found["lost"].items()),
+    ]
+    return "\n      ".join(lines)
 
 
 def _is_named(row: Row, words: list[str]) -> bool:
@@ -266,23 +190,24 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         epilog="CORPUS_DIR holds clones (repositories/owner+name), environments and results; what "
         "is not there is skipped. A run that was ended goes on where it was.",
     )
-    parser.add_argument("only", nargs="*", help="words of projects or programs; else all")
-    parser.add_argument("--suites", action="store_true", help="test suites instead of programs")
-    parser.add_argument("--quick", action="store_true", help="what needs no downloads")
-    parser.add_argument("--list", action="store_true", help="list them and run nothing")
-    parser.add_argument("--patience", type=float, help="seconds after which a run is given up")
-    parser.add_argument(
+    add = parser.add_argument
+    add("only", nargs="*", help="words of projects or programs; else all")
+    add("--quick", action="store_true", help="what needs no downloads")
+    add("--list", action="store_true", help="list them and run nothing")
+    add("--patience", type=float, help="seconds after which a program is given up")
+    add(
         "--verify",
         action="store_true",
-        help="only compare the programs that answer with those that plain jax makes, under two "
-        "hash seeds",
+        help="only compare the compiled programs that answer with those that plain jax makes, "
+        "under two hash seeds",
     )
-    parser.add_argument(
-        "--run", action="store_true", help="run them by `jaxd run`, and compare what they print"
-    )
-    parser.add_argument("--again", action="store_true", help="run under jaxd what has been run")
-    parser.add_argument("--scratch", action="store_true", help="keep and use no earlier results")
-    parser.add_argument("--report", action="store_true", help="write docs/compatibility.md")
+    add("--again", action="store_true", help="run under jaxd what has been run")
+    add("--scratch", action="store_true", help="keep and use no earlier results")
+    add("--report", action="store_true", help="write docs/compatibility.md")
+    add("--suites", action="store_true", help="parts of test suites instead of programs")
+    add("--seed", type=int, default=22, help="of what is drawn of a suite (default: 22)")
+    add("--tests", type=int, default=25, help="how many are drawn (default: 25)")
+    add("--workers", type=int, nargs="+", default=[0], help="of xdist; 0 for none, the default")
     return parser.parse_args(arguments)
 
 

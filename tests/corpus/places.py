@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -11,10 +12,12 @@ from dataclasses import dataclass
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 from tests.live_server import ROOT
 
-INSIDE = Path(__file__).parent / "inside"
+PLUGINS = Path(__file__).parent / "plugins"
+"""Plugins of pytest for the suites of others."""
 
 
 class MissingError(Exception):
@@ -45,6 +48,38 @@ class Project:
         return " ".join(self.packages[:1]).replace("==", " ")
 
 
+class Kept:
+    """What is known of a row of the corpus from earlier runs.
+
+    Args:
+        file: where it is kept.
+        kind: of what is kept.
+        row: a program or a suite.
+
+    Attributes:
+        runs: by name.
+    """
+
+    def __init__(self, file: Path, kind: str, row: Any) -> None:
+        self._file = file
+        self._kind = kind
+        self._row = row
+        found = json.loads(file.read_text()) if file.exists() else {}
+        self.runs: dict[str, Any] = found.get("runs", {}) if found.get("row") == repr(row) else {}
+
+    def save(self, found: dict[str, Any]) -> None:
+        """Keeps the runs, and what is reported of them."""
+        about = {
+            "kind": self._kind,
+            "row": repr(self._row),
+            "project": self._row.project.name,
+            "version": self._row.project.version,
+            "title": self._row.title,
+            "note": getattr(self._row, "note", ""),
+        }
+        self._file.write_text(json.dumps({**about, "runs": self.runs, "summary": found}))
+
+
 class Corpus:
     """The folder of the corpus: checkouts, environments and results.
 
@@ -58,6 +93,17 @@ class Corpus:
         self.home = directory / "home"
         for folder in (self.results, self.home):
             folder.mkdir(parents=True, exist_ok=True)
+
+    def kept(self, kind: str, row: Any, what: str = "") -> Kept:
+        """What is known of a row from earlier runs.
+
+        Args:
+            kind: of what is kept of it.
+            row: a program or a suite; what was found with another one is forgotten.
+            what: which of several runs of that kind.
+        """
+        name = f"{kind}-{row.project.name}-{row.title}{what}.json".replace("/", "+")
+        return Kept(self.results / name, kind, row)
 
     def checkout(self, project: Project) -> Path:
         """The files of its commit, out of a clone in `repositories/owner+name`.

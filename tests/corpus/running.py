@@ -1,4 +1,4 @@
-"""Runs one program: in processes of its own, in plain jax and on a server of its own."""
+"""Runs one program: in processes of its own, by `python` and by `jaxd run`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import signal
-import struct
 import subprocess
 import tempfile
 import time
@@ -20,13 +19,12 @@ from typing import Any
 import jaxd
 from jaxd.api.launch.summary import summary_of
 from jaxd.tracing.verification import REPORT_VARIABLE
-from tests.corpus.places import INSIDE, Corpus, Project
+from tests.corpus.places import Corpus, Project
 from tests.live_server import ROOT, LiveServer, source_environment
 
-_EVENTS = ("traces", "lowers", "compiles", "cache_hits")
 NOTHING_MORE: Mapping[str, str] = {}
 HASH_SEEDS: Mapping[str, str] = {"verified": "0", "verified_reseeded": "1"}
-"""The runs that compare programs, and Python's hash seed in each; all others have the first."""
+"""The runs that compare compiled programs, and Python's hash seed in each; else it is the first."""
 _KEPT_OUTPUT = 200_000
 _LAST_S = 30.0
 """How long a program that is given up has to write down what it knows."""
@@ -85,125 +83,81 @@ class Runner:
         self._files = corpus.checkout(project) if project.repository else ROOT
         self._python = corpus.python(project)
 
-    def in_plain_jax(self, mode: str = "plain") -> dict[str, dict[str, Any]]:
-        """Runs in plain jax: without jax's disk cache, with an empty one, and with a warm one.
-
-        Args:
-            mode: `plain`, where results are recorded; or empty, where nothing is hooked.
-        """
+    def in_plain_jax(self) -> dict[str, dict[str, Any]]:
+        """Runs by `python`: without jax's disk cache, with an empty one, and with a warm one."""
         with working_directory() as place:
             cache = {
                 "JAX_COMPILATION_CACHE_DIR": str(place / "jax-cache"),
                 "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
                 "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
             }
-            first = self._run(place / "plain", mode, {})
+            first = self._run(place / "plain", {})
             if first["status"] != 0:
                 return dict.fromkeys(("plain", "plain_again", "plain_warm"), first)
             return {
                 "plain": first,
-                "plain_again": self._run(place / "again", mode, cache),
-                "plain_warm": self._run(place / "warm", mode, cache),
-            }
-
-    def on_a_server(self) -> dict[str, dict[str, Any]]:
-        """Processes, one after the other, on a server that knows nothing of the program.
-
-        A first, a second, and those that compare the programs that answer them.
-        """
-        with working_directory() as place, self._server(place) as server:
-            return {
-                "cold": self._run_served(place / "cold", server),
-                "warm": self._run_served(place / "second", server),
-                **self._run_verified(place, server),
+                "plain_again": self._run(place / "again", cache),
+                "plain_warm": self._run(place / "warm", cache),
             }
 
     def by_jaxd_run(self) -> dict[str, dict[str, Any]]:
         """Two processes of `jaxd run`, as a user starts them, on a server that knows nothing."""
         with working_directory() as place, self._server(place) as server:
-            return {
-                name: self._run_served(place / name, server, by_command=True)
-                for name in ("cold", "warm")
-            }
+            return {name: self._run_served(place / name, server) for name in ("cold", "warm")}
 
-    def verified_on_a_server(self) -> dict[str, dict[str, Any]]:
-        """The first of these processes, and those that compare."""
+    def verified(self) -> dict[str, dict[str, Any]]:
+        """The first of these processes, and one for each hash seed that compares.
+
+        Neither keys nor programs may depend on it.
+        """
         with working_directory() as place, self._server(place) as server:
-            cold = self._run_served(place / "cold", server)
-            return {"cold": cold, **self._run_verified(place, server)}
-
-    def on_a_server_once(self, place: Path) -> dict[str, Any]:
-        """One process on a server that knows nothing of the program."""
-        with self._server(place) as server:
-            return self._run_served(place / "served", server)
-
-    def run_unhooked(self, place: Path) -> dict[str, Any]:
-        """One process in which nothing is hooked or recorded."""
-        return self._run(place, "", {})
+            runs = {"cold": self._run_served(place / "cold", server)}
+            for name, seed in HASH_SEEDS.items():
+                report = place / f"{name}-report"
+                comparing = {
+                    "JAXD_VERIFY": "1",
+                    REPORT_VARIABLE: str(report),
+                    "PYTHONHASHSEED": seed,
+                }
+                run = self._run_served(place / name, server, comparing)
+                lines = report.read_text().splitlines() if report.exists() else []
+                runs[name] = {
+                    **run,
+                    "verification": summary_of([json.loads(each) for each in lines]),
+                }
+            return runs
 
     @contextlib.contextmanager
     def _server(self, place: Path) -> Iterator[LiveServer]:
-        counts = place / "server"
-        counts.mkdir()
-        environment = {
-            "PYTHONPATH": _python_path(),
-            "CORPUS_MODE": "count",
-            "CORPUS_RECORDS": str(counts),
-            "HOME": str(self._corpus.home),
-            **self._own_environment(),
-        }
+        environment = {"HOME": str(self._corpus.home), **self._own_environment()}
         server = LiveServer(place, executable=str(self._python), **environment)
         try:
             yield server
         finally:
             server.close()
 
-    def _run_verified(self, place: Path, server: LiveServer) -> dict[str, dict[str, Any]]:
-        """A process for each hash seed: neither keys nor programs may depend on it."""
-        runs = {}
-        for name, seed in HASH_SEEDS.items():
-            report = place / f"{name}-report"
-            comparing = {
-                "JAXD_VERIFY": "1",
-                REPORT_VARIABLE: str(report),
-                "PYTHONHASHSEED": seed,
-            }
-            run = self._run_served(place / name, server, comparing)
-            lines = report.read_text().splitlines() if report.exists() else []
-            runs[name] = {**run, "verification": summary_of([json.loads(line) for line in lines])}
-        return runs
-
     def _run_served(
-        self,
-        place: Path,
-        server: LiveServer,
-        more: Mapping[str, str] = NOTHING_MORE,
-        *,
-        by_command: bool = False,
+        self, place: Path, server: LiveServer, more: Mapping[str, str] = NOTHING_MORE
     ) -> dict[str, Any]:
-        counts = server.directory / "server"
         pid = server.process.pid
         with jaxd.connect(server.unix) as client:
-            before = client.statistics(), events_in(counts), cpu_of_tree(pid)
+            before, used_s = client.statistics(), cpu_of_tree(pid)
             served = {"JAXD_SERVER": server.unix, "JAXD_FALLBACK": "local", **more}
             served["XDG_CACHE_HOME"] = server.environment["XDG_CACHE_HOME"]  # as for a user
-            words = ("-m", "jaxd.cli", "run", "--report") if by_command else ()
-            run = self._run(place, "" if by_command else "jaxd", served, words)
-            after = client.statistics(), events_in(counts), cpu_of_tree(pid)
-        run["cpu_server_s"] = round(after[2] - before[2], 2)
+            run = self._run(place, served, ("-m", "jaxd.cli", "run", "--report"))
+            after = client.statistics()
+            run["cpu_server_s"] = round(cpu_of_tree(pid) - used_s, 2)
         run["server"] = {
-            name: getattr(after[0], name) - getattr(before[0], name)
+            name: getattr(after, name) - getattr(before, name)
             for name in ("calls", "failed_calls", "traces", "compiles", "executable_loads")
         }
-        run["server_events"] = {name: after[1][name] - before[1][name] for name in _EVENTS}
-        run["worker_restarts"] = after[0].epoch - before[0].epoch
+        run["worker_restarts"] = after.epoch - before.epoch
         return run
 
     def _run(
-        self, place: Path, mode: str, more: Mapping[str, str], words: tuple[str, ...] = ()
+        self, place: Path, more: Mapping[str, str], words: tuple[str, ...] = ()
     ) -> dict[str, Any]:
-        records = place / "records"
-        records.mkdir(parents=True)
+        place.mkdir(parents=True)
         program = self._program
         folders = [str(self._files / folder) for folder in program.path]
         if program.packages:
@@ -219,19 +173,12 @@ class Runner:
             **self._own_environment(),
             **more,
             "PYTHONPATH": os.pathsep.join((_python_path(), *folders)),
-            "CORPUS_MODE": mode,
-            "CORPUS_RECORDS": str(records),
         }
         work = place / "work"
         work.mkdir()
         command = [str(self._python), *words, str(self._main(place))]
         command += map(self._filled, program.arguments)
-        ended = run_measured(command, environment, work, program.patience_s)
-        return {
-            **ended,
-            "events": events_in(records),
-            "records": [json.loads(f.read_text()) for f in sorted(records.glob("calls-*.json"))],
-        }
+        return run_measured(command, environment, work, program.patience_s)
 
     def _main(self, place: Path) -> Path:
         file = self._files / self._program.file
@@ -322,15 +269,6 @@ def _wait(process: subprocess.Popen[bytes], until: float) -> tuple[int | str, fl
         time.sleep(0.05)
 
 
-def events_in(folder: Path) -> dict[str, int]:
-    """How often jax's own events happened in all processes that wrote there."""
-    counts = [0] * len(_EVENTS)
-    for file in folder.glob("events-*"):
-        content = file.read_bytes()
-        counts = [a + b for a, b in zip(counts, struct.unpack("4q", content), strict=True)]
-    return dict(zip(_EVENTS, counts, strict=True))
-
-
 def cpu_of_tree(pid: int) -> float:
     """Seconds of processor time of a process and all below it, also of those that have ended."""
     parents, seconds = {}, {}
@@ -349,7 +287,7 @@ def _is_below(pid: int, top: int, parents: Mapping[int, int]) -> bool:
 
 
 def _python_path() -> str:
-    return os.pathsep.join(map(str, (INSIDE, ROOT / "client", ROOT / "server", ROOT / "shared")))
+    return os.pathsep.join(map(str, (ROOT / "client", ROOT / "server", ROOT / "shared")))
 
 
 @contextlib.contextmanager

@@ -1,17 +1,22 @@
-"""Test suites of other projects, run as they are and with `jax.jit` as `persistent_call`."""
+"""Parts of other people's test suites: `pytest --jaxd` beside plain pytest."""
 
 from __future__ import annotations
 
 import json
+import os
+import random
+import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from tests.corpus import programs
-from tests.corpus.places import Corpus, Project
-from tests.corpus.running import Program, Runner, working_directory
+from tests.corpus import programs, running
+from tests.corpus.places import PLUGINS, Corpus, Project
+from tests.live_server import LiveServer, source_environment
+
+_PATIENCE_S: Final = 600.0
 
 
 @dataclass(frozen=True)
@@ -20,20 +25,14 @@ class Suite:
 
     Attributes:
         project: whose they are.
-        files: patterns of names in its checkout.
-        arguments: of pytest, to choose among the tests.
+        files: patterns of names in its checkout; or one folder, whose files import each other.
         environment: variables that they need.
-        path: folders of the checkout whose modules are importable.
-        patience_s: after so many seconds the run ends with the tests that it has done.
         name: of these tests.
     """
 
     project: Project
     files: tuple[str, ...]
-    arguments: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
-    path: tuple[str, ...] = ()
-    patience_s: float = field(default=1800, repr=False)
     name: str = "tests"
 
     @property
@@ -41,89 +40,134 @@ class Suite:
         """How it is named in lists."""
         return self.name
 
+    @property
+    def is_folder(self) -> bool:
+        """Whether it is a folder as it is, rather than single files."""
+        return not self.files[0].endswith(".py")
 
-class SuiteRunner:
-    """Runs one suite in either mode.
+
+class Part:
+    """Some tests of a suite, drawn with a seed.
+
+    Each part is run without a cache, twice with jax's cache on disk (an empty one, a warm one), and
+    twice with `--jaxd` on a server that knows nothing of it. Counted is the processor time of all
+    processes, the server's among them, from the start of pytest to its end.
 
     Args:
         corpus: where its files lie.
         suite: the suite.
+        seed: of the choice.
+        tests: how many are chosen.
+        workers: of xdist; 0 for a run in one process.
+        place: a folder for the run.
 
     Raises:
         MissingError: when something is not there that it needs.
     """
 
-    def __init__(self, corpus: Corpus, suite: Suite) -> None:
+    def __init__(
+        self, corpus: Corpus, suite: Suite, seed: int, tests: int, workers: int, place: Path
+    ) -> None:
+        self._python = corpus.python(suite.project)
+        self._place = place
         self._suite = suite
         self._checkout = corpus.checkout(suite.project)
-        self._corpus = corpus
+        self._workers = ("-p", "no:xdist") if workers == 0 else ("-n", str(workers))
+        if suite.is_folder:
+            shutil.copytree(self._checkout / suite.files[0], place / "tests")
+            self._modes: tuple[str, ...] = ("--rootdir", str(place))
+            names = [str(place / "tests")]
+        else:
+            names = self._copy_files()
+            self._modes = ("--import-mode=importlib", "--rootdir", str(place / "tests"))
+        collected = self._collected(names)
+        self._names = random.Random(seed).sample(collected, min(tests, len(collected)))
 
-    def in_plain_jax(self) -> dict[str, Any]:
-        """What becomes of each test in plain jax."""
-        with working_directory() as place:
-            return self._outcomes(place, self._runner(place).run_unhooked(place / "plain"))
-
-    def under_jaxd(self) -> dict[str, Any]:
-        """The same on a server."""
-        with working_directory() as place:
-            return self._outcomes(place, self._runner(place).on_a_server_once(place))
-
-    def copy_files(self, place: Path) -> Path:
-        """Copies its tests, which do not lie beside the package then, into a new folder there."""
-        flat = place / "tests"
+    def _copy_files(self) -> list[str]:
+        """Copies its tests, which do not lie beside the package then; the names of their files."""
+        flat = self._place / "tests"
         flat.mkdir()
         for pattern in self._suite.files:
             for file in sorted(self._checkout.glob(pattern)):
                 name = str(file.relative_to(self._checkout)).replace("/", "__")
                 shutil.copyfile(file, flat / name)
-        return flat
+        return [str(file) for file in sorted(flat.glob("*.py")) if "conftest" not in file.name]
 
-    def _runner(self, place: Path) -> Runner:
-        flat, suite = self.copy_files(place), self._suite
-        arguments = ["-q", "-p", "corpus_outcomes", "-p", "no:cacheprovider", "-p", "no:xdist"]
-        arguments += ["--continue-on-collection-errors"]
-        arguments += ["--import-mode=importlib", "--rootdir", str(flat), "-o", "addopts="]
-        arguments += ["-W", "ignore", "--tb=native", *suite.arguments]
-        arguments += sorted(str(file) for file in flat.glob("*.py") if "conftest" not in file.name)
-        environment = {**suite.environment, "CORPUS_OUTCOMES": str(place / "outcomes")}
-        launcher = "import sys, pytest\nsys.exit(pytest.main(sys.argv[1:]))\n"
-        program = Program(
-            suite.project,
-            "",
-            tuple(arguments),
-            environment,
-            suite.path,
-            launcher=launcher,
-            patience_s=suite.patience_s,
-        )
-        return Runner(self._corpus, program)
+    def _collected(self, files: Sequence[str]) -> list[str]:
+        done = self._run("collect", [*files, "--collect-only"], {})
+        lines = done["stdout"].splitlines()
+        found = sorted(line for line in lines if re.match(r"[^ ]+\.py::", line))
+        root = self._place if self._suite.is_folder else self._place / "tests"
+        return [str(root / name) for name in found]
 
-    def _outcomes(self, place: Path, run: dict[str, Any]) -> dict[str, Any]:
-        file = place / "outcomes"
-        lines = file.read_text().splitlines() if file.exists() else []
-        return {
-            "outcomes": dict(json.loads(line) for line in lines),
-            "status": run["status"],
-            "cpu_s": run["cpu_s"] + run.get("cpu_server_s", 0),
-            "tail": run["stdout"][-1500:] + run["stderr"][-1500:],
-            "records": run["records"],
+    def in_plain_jax(self) -> dict[str, Any]:
+        """Without a cache, with an empty one, with a warm one."""
+        cache = {
+            "JAX_COMPILATION_CACHE_DIR": str(self._place / "jax-cache"),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
         }
+        modes: dict[str, Mapping[str, str]] = {"plain": {}, "cold": cache, "warm": cache}
+        return {mode: self._run(mode, self._names, more) for mode, more in modes.items()}
+
+    def served(self) -> dict[str, Any]:
+        """Twice, on a server of its own."""
+        server = LiveServer(self._place, executable=str(self._python))
+        more = {"JAXD_SERVER": server.unix, "JAXD_FALLBACK": "local"}
+        found = {}
+        try:
+            for mode in ("first", "second"):
+                before = running.cpu_of_tree(server.process.pid)
+                run = self._run(mode, ["--jaxd", *self._names], more)
+                run["cpu_s"] += running.cpu_of_tree(server.process.pid) - before
+                found[mode] = run
+        finally:
+            server.close()
+        return found
+
+    def _run(self, mode: str, words: Sequence[str], more: Mapping[str, str]) -> dict[str, Any]:
+        place = self._place / mode
+        (place / "work").mkdir(parents=True)
+        environment = source_environment(self._place, **self._suite.environment)
+        paths = [environment["PYTHONPATH"], str(PLUGINS), str(self._checkout)]
+        environment |= {"PYTHONPATH": os.pathsep.join(paths)}
+        environment |= {"CORPUS_OUTCOMES": str(place / "outcomes"), **more}
+        command = [str(self._python), "-m", "pytest", "-q", *self._modes, "-o", "addopts="]
+        command += ["-W", "ignore", *self._workers, "-p", "no:cacheprovider"]
+        command += ["-p", "corpus_outcomes", *words]
+        ended = running.run_measured(command, environment, place / "work", _PATIENCE_S)
+        lines = place / "outcomes"
+        outcomes = dict(map(json.loads, lines.read_text().splitlines() if lines.exists() else ()))
+        said = [line for line in ended["stdout"].splitlines() if line.startswith("jaxd: ")]
+        return {**ended, "outcomes": outcomes, "said": said}
 
 
-def comparison(plain: Mapping[str, Any], served: Mapping[str, Any]) -> dict[str, Any]:
-    """How many of the tests that pass in plain jax pass under jaxd, and which do not."""
-    passed = {name for name, outcome in plain["outcomes"].items() if outcome == "passed"}
-    reached = {name: served["outcomes"][name] for name in passed & served["outcomes"].keys()}
-    failed = {name: outcome for name, outcome in reached.items() if outcome != "passed"}
-    functions = [f for record in served["records"] for f in record["functions"].values()]
+def part_summary(runs: Mapping[str, Mapping[str, Any]], workers: int) -> dict[str, Any]:
+    """What is reported of a part.
+
+    Args:
+        runs: those in plain jax, `first` and `second`.
+        workers: of xdist.
+    """
+    outcomes = runs["plain"]["outcomes"]
+    passed = {name for name, how in outcomes.items() if how == "passed"}
+    lost = {
+        f"{mode}: {name}": str(run["outcomes"].get(name))
+        for mode, run in runs.items()
+        for name in passed
+        if run["outcomes"].get(name) != "passed"
+    }
     return {
-        "tests": len(plain["outcomes"]),
+        "tests": len(outcomes),
         "pass_in_plain_jax": len(passed),
-        "reached": len(reached),
-        "pass": len(reached) - len(failed),
-        "failed": dict(sorted(failed.items())),
-        "calls": {name: sum(f[name] for f in functions) for name in ("served", "local")},
-        "cpu_s": {"plain": round(plain["cpu_s"]), "served": round(served["cpu_s"])},
+        "workers": workers,
+        "lost": dict(sorted(lost.items())),
+        "said": {mode: runs[mode]["said"] for mode in ("first", "second")},
+        **{
+            kind: {mode: round(run[kind], 1) for mode, run in runs.items()}
+            for kind in ("wall_s", "cpu_s")
+        },
+        "verdict": "fails" if lost else "passes",
     }
 
 
@@ -160,26 +204,23 @@ SUITES: Final[tuple[Suite, ...]] = (
     Suite(programs.DISTRAX, ("distrax/**/*_test.py",)),
     Suite(_CHEX, ("chex/**/*_test.py",)),
     Suite(_HAIKU, ("haiku/_src/*_test.py",)),
-    Suite(programs.JAXOPT, ("tests/*_test.py",), path=("tests",)),
+    Suite(programs.JAXOPT, ("tests/*_test.py",)),
     Suite(programs.DYNAMAX, ("dynamax/**/*test*.py",)),
     Suite(
         programs.FLAX,
         ("tests/*_test.py", "tests/linen/*_test.py", "tests/nnx/*_test.py"),
     ),
-    Suite(
-        programs.NUMPYRO,
-        (
-            "test/test_handlers.py",
-            "test/test_optimizers.py",
-            "test/test_transforms.py",
-            "test/test_constraints.py",
-            "test/test_flows.py",
-            "test/test_nn.py",
-            "test/infer/test_svi.py",
-            "test/infer/test_gradient.py",
-            "test/infer/test_hmc_util.py",
-            "test/infer/test_infer_util.py",
-            "test/contrib/test_control_flow.py",
-        ),
+    *(
+        Suite(project, (folder,))
+        for project, folder in (
+            (programs.EQUINOX, "tests"),
+            (programs.DIFFRAX, "test"),
+            (programs.LINEAX, "tests"),
+            (programs.OPTIMISTIX, "tests"),
+            (programs.FLOWJAX, "tests"),
+            (programs.GPJAX, "tests"),
+            (programs.JAX_MD, "tests"),
+            (programs.NUMPYRO, "test"),
+        )
     ),
 )

@@ -112,31 +112,11 @@ def test_projects_take_turns() -> None:
 @pytest.mark.soak
 @pytest.mark.own_server
 @pytest.mark.timeout(120)
-def test_a_program_is_run_and_compared_and_its_refusals_are_counted(clone: Path) -> None:
-    """No line of it is changed; a second call of the runner finds all of it done."""
-    corpus = Corpus(clone)
-    program = Program(project_of(clone), "examples/program.py")
-    found = run_program(corpus, program, again=False)
-    assert found["completes"]
-    assert (found["functions"], found["functions_served"]) == (3, 2)
-    assert found["calls"] == {"served": 2, "local": 1}
-    assert [result["worst"] for result in found["results"].values()] == ["same", "same"]
-    # the refused one ends in a trace, and is not tried again in the next run
-    assert (found["traces"]["cold"], found["traces"]["warm"]) == (3, 0)
-    assert found["output"]["cold"]["missing"] == 0
-    kept = {file: file.stat().st_mtime_ns for file in corpus.results.iterdir()}
-    assert run_program(corpus, program, again=False) == json.loads(json.dumps(found))
-    assert len(kept) == 1
-
-
-@pytest.mark.soak
-@pytest.mark.own_server
-@pytest.mark.timeout(120)
 def test_a_program_is_run_by_the_command_and_its_output_compared(clone: Path) -> None:
     """Both processes have one cache, as those of a user."""
     corpus = Corpus(clone)
     program = Program(project_of(clone), "examples/program.py")
-    found = run_program(corpus, program, again=False, by_command=True)
+    found = run_program(corpus, program, again=False)
     assert found["verdict"] == "fell back"
     assert [said[0].split(",")[0] for said in found["said"].values()] == ["jaxd: 2 calls"] * 2
     assert all("refused" in said[1] for said in found["said"].values())
@@ -145,6 +125,4 @@ def test_a_program_is_run_by_the_command_and_its_output_compared(clone: Path) ->
         "warm": 0,
     }
     assert (found["traces"]["cold"], found["traces"]["warm"]) == (3, 0)
-    assert run_program(corpus, program, again=False, by_command=True) == json.loads(
-        json.dumps(found)
-    )
+    assert run_program(corpus, program, again=False) == json.loads(json.dumps(found))
