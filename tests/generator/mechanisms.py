@@ -27,7 +27,8 @@ class Patch(NamedTuple):
 
 
 BOTH: Final = ("client", "server")
-_SETTINGS: Final = "jaxd_protocol.fingerprint.values.settings"
+_VALUES: Final = "jaxd_protocol.fingerprint.values"
+_SETTINGS: Final = f"{_VALUES}.settings"
 
 
 def _nothing(before: Any) -> Any:
@@ -47,7 +48,7 @@ def _holds(before: Any) -> Any:
 
 
 def _always(before: Any) -> Any:
-    return lambda value: True
+    return lambda cls: True
 
 
 def _no_changes(before: Any) -> Any:
@@ -64,7 +65,8 @@ SWITCHES: Final[Mapping[str, tuple[Patch, ...]]] = {
     ),
     "guards": (Patch(("client",), "jaxd_protocol.fingerprint.guards", "Guards.hold", _holds),),
     "unwatched": (  # what guards do not see is looked at each time
-        Patch(("client",), "jaxd_protocol.fingerprint.guards", "_changes_are_seen", _always),
+        Patch(("client",), "jaxd_protocol.fingerprint.guards", "has_no_hidden_state", _always),
+        Patch(("client",), f"{_VALUES}.instances", "has_no_hidden_state", _always),
     ),
     "packages": (  # a worker is replaced when a package that it has imported changes
         Patch(
