@@ -73,8 +73,22 @@ def halves(x: Any, b: Any) -> Any:
     return (x * b).sum()
 
 
+def parts(x: Any, y: Any) -> Any:
+    """One result of each argument, one of both, one of none, and an argument itself."""
+
+    def body(carry: Any, row: Any) -> Any:
+        return (carry[0] + row, carry[1] * 2), carry[1]
+
+    of_x, of_none = jax.lax.scan(body, (0.0, 1), x)
+    return of_x, jax.lax.cond(y > 1, lambda: y, lambda: -y), jnp.sin(x) * y, of_none, y
+
+
 def step(carry: Any, x: Any) -> Any:
     return carry * x, carry + x
+
+
+def constant_step(carry: Any, x: Any) -> Any:
+    return carry + x, 1
 
 
 def doubled(x: Any) -> Any:
@@ -207,6 +221,40 @@ OTHERS: dict[str, tuple[Function, Callable[[Function], Any], dict[str, Any]]] = 
     "the step of a scan": (step, lambda f: jax.lax.scan(f, 1.0, X), {}),
     "the body of a loop": (doubled, lambda f: jax.lax.while_loop(lambda x: x < 50, f, 1.0), {}),
     "a derivative of its own": (own_rule, lambda f: jax.jit(jax.vmap(jax.grad(f)))(XX), {}),
+    "results that are the same for all": (
+        parts,
+        lambda f: jax.vmap(f, (0, None), ((0, None), None, 0, None, None))(XX, 2.0),
+        {},
+    ),
+    "the same, by the other argument": (
+        parts,
+        lambda f: jax.vmap(f, (None, 0), ((None, None), 0, 0, None, 0))(X, Y),
+        {},
+    ),
+    "the same, mapped twice, in jit": (
+        parts,
+        lambda f: jax.jit(
+            jax.vmap(
+                jax.vmap(f, (0, None), ((0, None), None, 0, None, None)),
+                (None, 0),
+                ((None, None), 0, 0, None, 0),
+            )
+        )(XX, Y),
+        {},
+    ),
+    "the same, differentiated": (
+        parts,
+        lambda f: jax.grad(
+            lambda x, y: sum(jax.tree.leaves(jax.tree.map(jnp.sum, jax.vmap(f, (0, None))(x, y)))),
+            (0, 1),
+        )(XX, 2.0),
+        {},
+    ),
+    "the step of a scan with a result that is the same for all": (
+        constant_step,
+        lambda f: jax.vmap(lambda xs: jax.lax.scan(f, 1.0, xs), out_axes=(0, None))(XX),
+        {},
+    ),
     "transposed": (doubled, lambda f: jax.linear_transpose(f, X)(Y), {}),
     "donated": (own_rule, lambda f: jax.grad(lambda x: f(x * 1))(X), {"donate_argnums": 0}),
     "no arrays at all": (doubled, lambda f: jax.jit(f)(jnp.zeros((0, 3))), {}),

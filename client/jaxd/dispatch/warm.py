@@ -6,13 +6,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast
 
 from jaxd.dispatch.caller import Caller, OpenCall
 from jaxd.request.array_specs import describe_call
 from jaxd.request.call_request import CallRequest
 from jaxd.results.exceptions import exception_of
-from jaxd.results.reader import ResultReader
+from jaxd.results.reader import ResultForm, ResultReader
 from jaxd_protocol.errors import NoServer
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.jit.transforms import display_name
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from jaxd.request.process_answers import NamedTexts
     from jaxd_protocol.messages.recorded_reads import ProcessRead
 
+
+_MOST_RESULTS: Final = 1 << 20
 
 Verdict = Literal["hit", "load", "compile"]
 
@@ -96,16 +99,22 @@ def warm_report(
     return report
 
 
-def result_form_of(caller: Caller, call: CallRequest) -> tuple[bytes, bool]:
-    """The skeleton of what such a call returns, and whether its program calls Python.
-
-    The program is ready then.
+def result_form_of(caller: Caller, call: CallRequest) -> ResultForm:
+    """The form of what such a call returns. The program is ready then.
 
     Raises:
         BaseException, JaxdError: as `warm`.
     """
     _, report, skeleton = _reply(caller, call)
-    return skeleton, bool(json.loads(report)["program"]["calls_python"])
+    found = json.loads(report)
+    return ResultForm(skeleton, bool(found["program"]["calls_python"]), _inputs_of(found))
+
+
+def _inputs_of(report: Mapping[str, Any]) -> tuple[int, ...]:
+    runs = report.get("inputs", ())
+    if sum(count for _, count in runs) > _MOST_RESULTS:
+        return ()
+    return tuple(chain.from_iterable((int(bits, 16),) * count for bits, count in runs))
 
 
 def _reply(caller: Caller, call: CallRequest, kind: type[OpenCall] = OpenCall) -> tuple[Any, ...]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from jaxd.interop.jax_runtime import jax_changes, library_contexts
 from jaxd.results.local_objects import LocalObjects
-from jaxd.results.reader import ResultReader
+from jaxd.results.reader import ResultForm, ResultReader
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.base.process import reset_after_fork
 from jaxd_protocol.errors import (
@@ -208,8 +208,7 @@ class FunctionSnapshot:
         specs: one for each configuration that it was called under.
         admitted: signatures at whose first calls jax was as a server has it.
         pinned: by signature, the snapshot that stands for such calls.
-        forms: by key and arguments, the skeletons of results that were requested, and whether the
-            program calls Python.
+        forms: by key and arguments, the forms of results that were requested.
         installed: which state of the installed packages it was made with; see `package_changes`.
         is_fresh: whether only the call for which it was made has used it.
         guards: detect changes since then, as far as they are complete.
@@ -246,7 +245,7 @@ class FunctionSnapshot:
         self.specs: dict[Any, FunctionSpec] = {}
         self.admitted = BoundedDict[bytes, None](_MAX_KNOWN)
         self.pinned = BoundedDict[bytes, FunctionSnapshot](_MAX_KNOWN)
-        self.forms = BoundedDict[bytes, tuple[bytes, bool]](_MAX_KNOWN)
+        self.forms = BoundedDict[bytes, ResultForm](_MAX_KNOWN)
         self.refused = BoundedDict[bytes, str](_MAX_KNOWN)
         self.served = BoundedDict[bytes, None](_MAX_KNOWN)
         self.function = function

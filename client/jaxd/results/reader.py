@@ -133,6 +133,21 @@ class InlineLeaves(NamedTuple):
             raise ProtocolError("a reply says that leaves stay where none are.")
 
 
+class ResultForm(NamedTuple):
+    """What is known of the result of a call before it is made.
+
+    Attributes:
+        skeleton: its structure.
+        calls_python: whether the program that makes it calls Python.
+        inputs: for each of its arrays on the wire the arguments that it may be computed from, as
+            bits of a number; empty: that is not known.
+    """
+
+    skeleton: bytes
+    calls_python: bool
+    inputs: tuple[int, ...]
+
+
 class ResultReader:
     """Rebuilds results as trees of this process's own classes.
 

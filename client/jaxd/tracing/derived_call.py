@@ -110,12 +110,15 @@ class TracedCall:
         outputs: the abstract values of the results of this one.
         sent: which of the call's inputs come first among the arrays of this one.
         stages: the transformations that the server applies, in order.
+        inputs: for each output the inputs that it may be computed from, as bits of a number; None:
+            each from all.
     """
 
     outline: CallOutline
     outputs: tuple[Aval, ...]
     sent: tuple[int, ...]
     stages: tuple[Transformation, ...] = ()
+    inputs: tuple[int, ...] | None = None
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -136,10 +139,23 @@ class TracedCall:
 
     # for the rules of the primitive ------------------------------------------------------------
 
-    def mapped(self, axes: tuple[int | None, ...], size: int) -> TracedCall:
-        """The call for many, its outputs along axis 0."""
-        outputs = tuple(one._replace(shape=(size, *one.shape)) for one in self.outputs)
-        return self._with_stage("flat_vmap", {"axes": axes}, outputs)
+    def mapped(
+        self, axes: tuple[int | None, ...], size: int
+    ) -> tuple[TracedCall, tuple[int | None, ...]]:
+        """The call for many, and the axes of its outputs: 0, or None of what is the same for all.
+
+        That is what is computed from no mapped input, as under `jax.jit`.
+        """
+        moving = sum(1 << i for i, axis in enumerate(axes) if axis is not None)
+        inputs = self.inputs or (moving,) * len(self.outputs)
+        found = tuple(0 if each & moving else None for each in inputs)
+        outputs = tuple(
+            one if axis is None else one._replace(shape=(size, *one.shape))
+            for one, axis in zip(self.outputs, found, strict=True)
+        )
+        options = {"axes": axes, **({"out_axes": found} if None in found else {})}
+        made = self._with_stage("flat_vmap", options, outputs)
+        return replace(made, inputs=self.inputs), found
 
     def differentiated(self, given: tuple[bool, ...]) -> TracedCall:
         """The tangents of its differentiable outputs; tangents of the given inputs come last."""
@@ -160,7 +176,7 @@ class TracedCall:
         self, name: str, options: dict[str, Any], outputs: tuple[Aval, ...]
     ) -> TracedCall:
         stages = (*self.stages, encode_transformation(name, options))
-        return replace(self, outputs=outputs, stages=stages)
+        return replace(self, outputs=outputs, stages=stages, inputs=None)
 
     # the call ----------------------------------------------------------------------------------
 

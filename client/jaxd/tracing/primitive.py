@@ -102,8 +102,8 @@ def _batch(
 ) -> Any:
     pairs = zip(inputs, axes, strict=True)
     size = next(one.shape[axis] for one, axis in pairs if axis is not None)
-    found = primitive.bind(*inputs, call=call.mapped(tuple(axes), size))
-    return found, [0] * len(found)
+    mapped, found = call.mapped(tuple(axes), size)
+    return primitive.bind(*inputs, call=mapped), found
 
 
 def _register_checks(primitive: Any) -> None:

@@ -80,7 +80,9 @@ def _prepared(
     outline = replace(outline, name=_outline_key(outline, warming))
     caller.register(outline.spec)
     form = _result_layout(caller, warming._replace(spec=outline.spec))
-    call = TracedCall(outline, form.outputs, tuple(range(len(taken))))
+    known = None not in outline.inputs and len(form.inputs) == len(form.outputs)
+    inputs = form.inputs if known else None
+    call = TracedCall(outline, form.outputs, tuple(range(len(taken))), inputs=inputs)
     return call, form, [one.array for one in taken]
 
 
@@ -217,11 +219,14 @@ class _ResultLayout(NamedTuple):
         layout: its structure.
         order: the numbers of its arrays on the wire, in jax's order.
         calls_python: whether the program that makes it calls Python.
+        inputs: for each array in that order the arguments that it may be computed from, as bits of
+            a number; empty: that is not known.
     """
 
     layout: Layout
     order: tuple[int, ...]
     calls_python: bool
+    inputs: tuple[int, ...]
 
     @property
     def outputs(self) -> tuple[Aval, ...]:
@@ -247,7 +252,7 @@ def _result_layout(caller: Caller, warming: CallRequest) -> _ResultLayout:
     known = snapshot.forms.get(name)
     if known is None:
         known = snapshot.forms[name] = result_form_of(caller, warming)
-    skeleton, calls_python = known
+    skeleton, calls_python, inputs = known
     jax: Any = loaded_jax()
     with snapshot.pickling_context():
         layout = snapshot.reader.layout(skeleton)
@@ -259,4 +264,4 @@ def _result_layout(caller: Caller, warming: CallRequest) -> _ResultLayout:
             "process, so it cannot be transformed here. Import the module that registers its "
             "class with jax, or return dicts, lists and tuples from the function."
         )
-    return _ResultLayout(layout, order, calls_python)
+    return _ResultLayout(layout, order, calls_python, tuple(inputs[i] for i in order if inputs))

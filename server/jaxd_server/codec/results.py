@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -35,6 +35,8 @@ from jaxd_protocol.pytree.references import Reference, load_reference, replace_t
 from jaxd_server.codec.object_references import object_numbers
 from jaxd_server.codec.result_encoder import LeafSlot, ResultEncoder
 
+_MOST_RUNS: Final = 256
+
 
 @dataclass(frozen=True, slots=True)
 class ResultLayout:
@@ -46,6 +48,8 @@ class ResultLayout:
         layout: of the skeleton.
         keys: whether there are PRNG keys among the leaves.
         is_lasting: whether it means the same to the clients of a later process.
+        inputs: which arguments each leaf on the wire may be computed from, as bits of a number in
+            hexadecimal, with how many leaves in a row have the same; empty: that is not known.
     """
 
     skeleton: bytes
@@ -53,6 +57,7 @@ class ResultLayout:
     layout: Layout = field(compare=False, repr=False)
     keys: bool
     is_lasting: bool = True
+    inputs: tuple[tuple[str, int], ...] = field(default=(), repr=False)
     is_in_order: bool = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -68,7 +73,14 @@ class ResultLayout:
         return _hash_of(self.skeleton)
 
     @classmethod
-    def of(cls, skeleton: bytes, order: Sequence[int], *, is_lasting: bool = True) -> ResultLayout:
+    def of(
+        cls,
+        skeleton: bytes,
+        order: Sequence[int],
+        inputs: Sequence[tuple[str, int]] = (),
+        *,
+        is_lasting: bool = True,
+    ) -> ResultLayout:
         """The form with that skeleton.
 
         Raises:
@@ -76,18 +88,21 @@ class ResultLayout:
         """
         layout, _ = _parsed(skeleton)
         keys = any(leaf.tag == "K" for leaf in layout.leaves)
-        return cls(skeleton, tuple(order), layout, keys, is_lasting)
+        return cls(skeleton, tuple(order), layout, keys, is_lasting, tuple(inputs))
 
 
 _hash_of: Final = lru_cache(maxsize=1024)(shape_hash)
 
 
-def result_layout(leaves: Sequence[Any], structure: Any) -> ResultLayout:
+def result_layout(
+    leaves: Sequence[Any], structure: Any, inputs: Sequence[int] | None = None
+) -> ResultLayout:
     """Walks the structure of a result once.
 
     Args:
         leaves: the arrays, or what stands for them: things with shape, dtype and `weak_type`.
         structure: jax's tree structure.
+        inputs: which arguments each of the leaves may be computed from, as bits; None: not known.
 
     Raises:
         ResultError: when a node of it cannot travel.
@@ -101,7 +116,11 @@ def result_layout(leaves: Sequence[Any], structure: Any) -> ResultLayout:
             "the function returned something that is nested too deeply, or holds itself. Return "
             "dicts, lists and tuples of arrays from the function."
         ) from error
-    return ResultLayout.of(encoder.skeleton, encoder.order, is_lasting=not encoder.has_tokens)
+    order, runs = encoder.order, []
+    if inputs is not None:
+        runs = [(f"{each:x}", len([*row])) for each, row in groupby(inputs[i] for i in order)]
+    known = runs if len(runs) <= _MOST_RUNS else ()
+    return ResultLayout.of(encoder.skeleton, order, known, is_lasting=not encoder.has_tokens)
 
 
 class _References:

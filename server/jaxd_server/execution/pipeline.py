@@ -481,6 +481,7 @@ class Pipeline:
             "seconds": round(seconds, 6),
             "kept": kept,
             "program": identity_of(executable.program),
+            "inputs": executable.form.inputs,
         }
         return (OK, json.dumps(report), executable.form.skeleton), ()
 

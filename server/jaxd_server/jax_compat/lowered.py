@@ -1,12 +1,16 @@
-"""What a lowered program is, read off jax's private names: its name, and its results' types.
+"""What a traced and lowered program is, read off jax's private names.
+
+Its name, its results' types, and which arguments each result is computed from.
 
 Verified on jax 0.10.2 and 0.11.2 by tests/server/jax_compat/test_lowered.py.
 """
 
 from __future__ import annotations
 
+import functools
+import operator
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 import jax
@@ -213,3 +217,139 @@ def _targets() -> Iterator[str]:
         yield from _export._CUSTOM_CALL_TARGETS_GUARANTEED_STABLE
     except (AttributeError, ImportError):
         pass
+
+
+# what each result is computed from ----------------------------------------------------------------
+
+_Inputs = list[int]
+"""For each result the arguments that it may be computed from, as the bits of a number."""
+
+_MOST_ROUNDS: Final = 8
+
+
+def inputs_of_results(traced: Any) -> _Inputs | None:
+    """Which arguments each result may be computed from; None where that is not known.
+
+    A superset of what the batching rules of jax find: what is computed from no mapped argument is
+    not mapped. Effects and references are not followed.
+
+    Args:
+        traced: a function, as `jax.jit(f).trace` returns it.
+    """
+    try:
+        found = _Flow().of(traced.jaxpr)
+        sizes = len(traced.jaxpr.jaxpr.invars), len(found)
+        counts = len(jax.tree.leaves(traced.in_avals)), len(jax.tree.leaves(traced.out_info))
+    except (_NotFollowed, AttributeError, LookupError, TypeError, ValueError):
+        return None
+    return found if sizes == counts else None
+
+
+class _NotFollowed(Exception):
+    """A program does something besides computing values from values."""
+
+
+class _Flow:
+    """Follows values through jaxprs, through each of them once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, _Inputs] = {}
+
+    def of(self, jaxpr: Any) -> _Inputs:
+        """What each result of a jaxpr, closed or open, may be computed from.
+
+        Raises:
+            _NotFollowed: when it has effects.
+        """
+        jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+        found = self._known.get(id(jaxpr))
+        if found is None:
+            found = self._known[id(jaxpr)] = self._followed(jaxpr)
+        return found
+
+    def _followed(self, jaxpr: Any) -> _Inputs:
+        held = {variable: 1 << i for i, variable in enumerate(jaxpr.invars)}
+
+        def inputs_of(atoms: Sequence[Any]) -> _Inputs:  # constants have a value, and no name
+            return [0 if hasattr(atom, "val") else held.get(atom, 0) for atom in atoms]
+
+        for equation in jaxpr.eqns:
+            if equation.effects:
+                raise _NotFollowed
+            given, outputs = inputs_of(equation.invars), equation.outvars
+            rule = _FLOW_RULES.get(equation.primitive.name)
+            found = None if rule is None else rule(self, equation.params, given)
+            held.update(zip(outputs, found or [_union(given)] * len(outputs), strict=True))
+        return inputs_of(jaxpr.outvars)
+
+    def through(self, jaxpr: Any, given: _Inputs) -> _Inputs:
+        """The same of a jaxpr within another, whose arguments are computed from these."""
+        found: dict[int, int] = {}
+        for each in (results := self.of(jaxpr)):
+            if each not in found:
+                found[each] = _union(one for i, one in enumerate(given) if each >> i & 1)
+        return [found[each] for each in results]
+
+    def call(self, params: Any, given: _Inputs) -> _Inputs:
+        """Of a call of a jaxpr."""
+        name = "jaxpr" if "jaxpr" in params else "call_jaxpr"
+        return self.through(params[name], given)
+
+    def cond(self, params: Any, given: _Inputs) -> _Inputs:
+        """Of a choice, which each result depends on."""
+        index, *operands = given
+        branches = [self.through(branch, operands) for branch in params["branches"]]
+        return [_union(each) | index for each in zip(*branches, strict=True)]
+
+    def scan(self, params: Any, given: _Inputs) -> _Inputs:
+        """Of a loop over rows."""
+        if "num_consts" in params:
+            first, count = params["num_consts"], params["num_carry"]
+        else:  # since jax 0.11
+            first, count, _ = (len(list(part)) for part in params["ft_in"].update(given).unpack())
+        end = first + count
+        constants, rows, body = given[:first], given[end:], params["jaxpr"]
+
+        def step(carry: _Inputs) -> _Inputs:
+            return self.through(body, [*constants, *carry, *rows])
+
+        carry = _settled(given[first:end], lambda carry: step(carry)[: len(carry)])
+        return [*carry, *step(carry)[len(carry) :]]
+
+    def loop(self, params: Any, given: _Inputs) -> _Inputs:
+        """Of a loop with a condition, which each result depends on."""
+        first = params["cond_nconsts"]
+        end = first + params["body_nconsts"]
+
+        def step(carry: _Inputs) -> _Inputs:
+            goes_on = _union(self.through(params["cond_jaxpr"], [*given[:first], *carry]))
+            body = self.through(params["body_jaxpr"], [*given[first:end], *carry])
+            return [each | goes_on for each in body]
+
+        return _settled(given[end:], step)
+
+
+def _union(given: Iterable[int]) -> int:
+    return functools.reduce(operator.or_, given, 0)
+
+
+def _settled(carry: _Inputs, step: Callable[[_Inputs], _Inputs]) -> _Inputs:
+    """What the state of a loop may be computed from, after any number of rounds."""
+    for _ in range(_MOST_ROUNDS):
+        after = [one | other for one, other in zip(carry, step(carry), strict=True)]
+        if after == carry:
+            return carry
+        carry = after
+    raise _NotFollowed
+
+
+_FLOW_RULES: Final[dict[str, Callable[[_Flow, Any, _Inputs], _Inputs]]] = {
+    **dict.fromkeys(
+        ("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2"), _Flow.call
+    ),
+    **dict.fromkeys(("custom_jvp_call", "custom_vjp_call"), _Flow.call),
+    "cond": _Flow.cond,
+    "scan": _Flow.scan,
+    "while": _Flow.loop,
+}
+"""By primitive. Each result of any other may be computed from each of its arguments."""

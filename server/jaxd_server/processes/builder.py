@@ -331,6 +331,7 @@ class Builder:
             lowered.program,
             form.skeleton,
             form.order,
+            form.inputs,
             lowered.trace_s,
             lowered.reads,
             self._packages.dependencies(function.modules, (order.skeleton, *order.buffers)),

@@ -12,9 +12,10 @@ Each line is an rpyc request to the peer's root; `[…]` is sent as buffers besi
               not in the reply; then ids, if some values were not kept as requested; of a call that
               is TIMED and leaves values, these, or b"", and the seconds that it ran
       call(key, skeleton, b"", timeout_s, flags | WARM, b"", b"", b"") [pickles]
-            → (OK, JSON {verdict, seconds, kept, program}, skeleton)  or  (FAILED, failure)
+            → (OK, JSON {verdict, seconds, kept, program, inputs}, skeleton)  or  (FAILED, failure)
               builds or loads, runs nothing; kept: it is on disk; program: what a client compares
-              with the one that it lowers itself; the skeleton is the result's
+              with the one that it lowers itself; the skeleton is the result's; inputs: which
+              arguments each leaf of it may be computed from: [bits in hexadecimal, for how many]
       put(number, skeleton, blob, elsewhere, config) [arrays] → (OK, skeleton)
               a flat tuple of arrays becomes values, which the skeleton describes
       fetch(ids, places) → (OK,) [arrays]     or into the client's blocks at `places`

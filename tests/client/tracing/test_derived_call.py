@@ -29,7 +29,7 @@ def test_equal_calls_are_one_to_jax() -> None:
     one, same = call_of("one"), call_of("one")
     assert (one, hash(one)) == (same, hash(same))
     assert one.mapped((0,), 2) == same.mapped((0,), 2)
-    others = [call_of("two"), one.mapped((0,), 2), one.mapped((0,), 3)]
+    others = [call_of("two"), *(one.mapped((0,), size)[0] for size in (2, 3))]
     assert len({one, *others}) == 4
     assert one != "one"
 

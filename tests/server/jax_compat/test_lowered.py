@@ -19,6 +19,7 @@ from jaxd_protocol.jit.options import Options
 from jaxd_server.jax_compat.lowered import (
     OutLeaf,
     device_ids,
+    inputs_of_results,
     out_leaves,
     program_id,
     register_own_targets,
@@ -289,3 +290,76 @@ def test_the_devices_are_told() -> None:
     packed: Any = b"what another process has packed"
     with pytest.raises(AttributeError):
         device_ids(packed)
+
+
+def _looped(x: Any, y: Any, z: Any) -> Any:
+    """A value goes from one part of the state to the next in each round."""
+
+    def body(state: Any) -> Any:
+        i, a, _, c = state
+        return i + 1, y, a, c
+
+    return jax.lax.while_loop(lambda state: state[0] < x, body, (0, 0.0, 0.0, z))
+
+
+@jax.custom_jvp
+def _own_rule(x: Any, y: Any) -> Any:
+    return x * 2, jnp.zeros_like(y)
+
+
+_own_rule.defjvp(lambda primals, tangents: (_own_rule(*primals), tangents))
+
+FLOWS: dict[str, Callable[..., Any]] = {
+    "operations": lambda x, y, z: (x + y, y, 1, jnp.zeros_like(x), x + 0 * z),
+    "calls": lambda x, y, z: jax.checkpoint(jax.jit(lambda a, b: (a, b, a * b)))(x, z),
+    "a call twice": lambda x, y, z: [f(x, y) for f in [jax.jit(lambda a, b: (b, 1))] * 2],
+    "a choice": lambda x, y, z: jax.lax.cond(x > 0, lambda: (y, 1.0), lambda: (z, 2.0)),
+    "a choice that is the same": lambda x, y, z: jax.lax.cond(
+        z > 0, lambda a: (a, 1.0), lambda a: (y, 2.0), x
+    ),
+    "a loop": _looped,
+    "a scan": lambda x, y, z: jax.lax.scan(
+        lambda c, r: ((c[1], c[2], y, c[3]), (c[0], r, c[3])), (0.0, 0.0, x, z), jnp.ones(3)
+    ),
+    "a rule of its own": lambda x, y, z: _own_rule(x, y),
+    "a reduction": lambda x, y, z: jax.lax.top_k(jnp.stack([x, y, x]), 2),
+}
+
+
+@pytest.mark.parametrize("name", FLOWS)
+def test_results_are_computed_from_the_arguments_that_jax_maps_them_for(name: str) -> None:
+    """For each argument alone: those that are mapped with it, by jax's own rules."""
+    function = FLOWS[name]
+    found = inputs_of_results(jax.jit(function).trace(1.0, 2.0, 3.0))
+    assert found is not None
+
+    def is_mapped(number: int, argument: int) -> bool:
+        def one(*args: Any) -> Any:
+            return jax.tree.leaves(jax.jit(function)(*args))[number]
+
+        axes = [0 if i == argument else None for i in range(3)]
+        args = [jnp.ones(2) if i == argument else jnp.float32(1) for i in range(3)]
+        try:
+            jax.vmap(one, axes, None)(*args)
+        except ValueError:
+            return True
+        return False
+
+    expected = [sum(is_mapped(i, k) << k for k in range(3)) for i in range(len(found))]
+    assert found == expected
+
+
+def test_what_has_effects_or_another_form_is_not_followed() -> None:
+    """Such as references, by which a value may come from anywhere."""
+
+    def through_a_reference(x: Any, y: Any) -> Any:
+        held = jax.new_ref(x)
+        held[...] = y
+        return held[...]
+
+    for function in (through_a_reference, jax.jit(through_a_reference)):
+        assert inputs_of_results(jax.jit(function).trace(1.0, 2.0)) is None
+    traced = jax.jit(lambda x: x).trace(1.0)
+    assert inputs_of_results(traced) == [1]
+    other = SimpleNamespace(jaxpr=traced.jaxpr, in_avals=(), out_info=traced.out_info)
+    assert inputs_of_results(other) is None

@@ -34,6 +34,7 @@ from jaxd_server.jax_compat.lowered import (
     Obstacle,
     device_ids,
     has_effects,
+    inputs_of_results,
     out_leaves,
     program_id,
 )
@@ -225,7 +226,7 @@ class Compiler:
         if changed:
             raise _changed_settings(name, changed)
         _check_order(name, lowered.in_tree, structure)
-        form = result_layout(out_leaves(lowered), lowered.out_tree)
+        form = result_layout(out_leaves(lowered), lowered.out_tree, inputs_of_results(traced))
         state = None if obstacle is None else watch_callbacks(traced.jaxpr, captured, statics)
         took = time.monotonic() - started
         self._counters.add(trace_s=took)

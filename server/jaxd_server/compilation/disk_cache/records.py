@@ -60,7 +60,8 @@ class CallRecord:
     def to_content(self) -> tuple[tuple[str, Any], ...]:
         """A literal for the disk."""
         values = {one.name: getattr(self, one.name) for one in fields(self)}
-        return tuple({**values, "form": (self.form.skeleton, self.form.order)}.items())
+        form = self.form.skeleton, self.form.order, self.form.inputs
+        return tuple({**values, "form": form}.items())
 
     @classmethod
     def from_content(cls, content: Any) -> CallRecord:

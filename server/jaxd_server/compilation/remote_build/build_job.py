@@ -314,7 +314,7 @@ class RemoteBuild:
         if isinstance(reply, Failed):
             raise ForwardedFailure(reply.failure)
         assert isinstance(reply, Lowered)
-        form = rebind_form(ResultLayout.of(reply.skeleton, reply.order))
+        form = rebind_form(ResultLayout.of(reply.skeleton, reply.order, reply.inputs))
         structure = structure_of(((0,) * len(reply.order), {}))  # its own has no meaning here
         if reply.reads:  # the builder has it under that name now
             builder.known.add(described.with_reads(reply.reads).fingerprint)

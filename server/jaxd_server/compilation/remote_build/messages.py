@@ -169,6 +169,7 @@ class Lowered(NamedTuple):
     program: bytes
     skeleton: bytes
     order: tuple[int, ...]
+    inputs: tuple[tuple[str, int], ...]
     trace_s: float
     reads: tuple[RecordedRead, ...]
     dependencies: Dependencies

@@ -8,6 +8,8 @@ one after the other.
                     for the numbers of random keys, None for what is not transformed
                     sent: which of the inputs are in the call; the others have placeholders there
     flat_vmap       axes: of each input, or None
+                    out_axes: of each output 0, or None for one that is the same for all; where it
+                    is left out, they are all 0
     flat_jvp        given: of each input, whether a tangent of it follows the inputs
     flat_transpose  linear: of each input, whether the function is linear in it; shapes: of those,
                     shape, dtype and weak type; given: of each output, whether a cotangent of it
@@ -104,10 +106,19 @@ def has_data(leaf: Any) -> bool:
     return getattr(leaf, "dtype", None) != jax.dtypes.float0
 
 
-def _mapped(inner: _LeafFunction, *, axes: Sequence[int | None]) -> _LeafFunction:
+def _mapped(
+    inner: _LeafFunction,
+    *,
+    axes: Sequence[int | None],
+    out_axes: Sequence[int | None] | None = None,
+) -> _LeafFunction:
     import jax
 
-    return jax.vmap(inner, in_axes=tuple(axes))
+    return jax.vmap(
+        lambda *inputs: list(inner(*inputs)),
+        in_axes=tuple(axes),
+        out_axes=0 if out_axes is None else list(out_axes),
+    )
 
 
 def _differentiated(inner: _LeafFunction, *, given: Sequence[bool]) -> _LeafFunction:

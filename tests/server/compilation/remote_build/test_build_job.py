@@ -123,7 +123,8 @@ def test_a_failure_goes_to_the_client_as_it_is(source: Source) -> None:
 def lowered_reply(lowered: LoweredFunction) -> Lowered:
     """What a builder says of it."""
     form = lowered.form
-    return Lowered(1, lowered.program, form.skeleton, form.order, 0.25, (), (), NOTHING)
+    how = form.skeleton, form.order, form.inputs
+    return Lowered(1, lowered.program, *how, 0.25, (), (), NOTHING)
 
 
 def built(lowered: LoweredFunction) -> Built:

@@ -244,8 +244,8 @@ def test_what_ended_two_builders_is_never_built_here_whatever_a_builder_says(
     """Its caller is told; the worker does not even trace it."""
     scenario, source = BuildScenario("auto", shared=False), Source(lambda x: x * 2 + 1)
     request, mine = scenario.lowered_here(source)
-    form = mine.form
-    lowered = Lowered(1, mine.program, form.skeleton, form.order, 0.25, (), (), NOTHING)
+    form = mine.form.skeleton, mine.form.order, mine.form.inputs
+    lowered = Lowered(1, mine.program, *form, 0.25, (), (), NOTHING)
     written = Compiled(Serialized(b"", 0, 0, ()), 0.5, is_bound=False)
     replies: dict[str, list[Any]] = {
         "refused": [refused(always=True)],
