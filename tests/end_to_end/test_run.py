@@ -379,6 +379,34 @@ def test_a_context_of_a_library_holds_as_under_jit(
         assert (counts["calls"], counts["fell back"]) == (1, 2)
 
 
+LIBRARY_HANDLERS = """
+import jax, numpyro
+
+@jax.jit
+def model(x):
+    return numpyro.deterministic("doubled", x * 2)
+
+with numpyro.handlers.trace() as trace:
+    print(model(3.0), list(trace))
+print(jax.jit(lambda x: model(x))(3.0))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.libraries("numpyro")
+def test_a_handler_of_a_library_holds_as_under_jit(
+    environment: Environment, tmp_path: Path
+) -> None:
+    """Its stack is a global of a module, which is empty on a server."""
+    (tmp_path / "handlers.py").write_text(LIBRARY_HANDLERS)
+    plain = run((*PYTHON, "handlers.py"), environment, tmp_path)
+    assert plain.stdout.splitlines() == ["6.0 ['doubled']", "6.0"]
+    served = run((*JAXD_RUN, "--report", "handlers.py"), environment, tmp_path)
+    assert served.stdout == plain.stdout
+    counts = counts_in(served.stderr)
+    assert (counts["calls"], counts["fell back"]) == (1, 1)
+
+
 TRACED_READS = """
 import os, random, threading, time
 import jax, numpy as np

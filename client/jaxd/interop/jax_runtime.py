@@ -466,11 +466,11 @@ _DEEPEST: Final = 4
 
 
 class _Place(NamedTuple):
-    """Something that has another content in each thread or context.
+    """Something that has another content in a context.
 
     Attributes:
         name: of the module, and in it.
-        holder: a `threading.local` or a `ContextVar`.
+        holder: a `threading.local`, a `ContextVar`, or a `_Global`.
         first: what it holds where nobody has set anything.
     """
 
@@ -479,13 +479,28 @@ class _Place(NamedTuple):
     first: Mapping[str, Any]
 
 
+class _Global(NamedTuple):
+    """A global of a module that its context managers change.
+
+    Attributes:
+        content: of the module.
+        name: in it.
+        first: what it holds outside of them.
+    """
+
+    content: Mapping[str, Any]
+    name: str
+    first: Any
+
+
 class LibraryContexts:
     """Looks whether this thread is in a context of a library that requires jax. Thread-safe.
 
     That is where a `threading.local` or `ContextVar` of its modules holds something that it does
-    not hold in a new thread. ``with flax.linen.intercept_methods(f):`` changes what is traced in
-    this thread alone, and no function reaches that, so no walk finds it. Those of jax itself are
-    settings, and part of each key.
+    not hold in a new thread, or where a global that their context managers change is not as the
+    module's code makes it. ``with flax.linen.intercept_methods(f):`` and the handlers of numpyro
+    change what is traced, and no function reaches that, so no walk finds it. Those of jax itself
+    are settings, and part of each key.
 
     Attributes:
         were_found: whether it was in one at any time.
@@ -521,12 +536,14 @@ class LibraryContexts:
                 self.were_found = True
                 raise PackingError(
                     f"this thread is in a context of a library: {place.name} holds something that "
-                    "it does not hold in a new thread, as a server has. That may change what is "
+                    "it does not hold outside of one, as on a server. That may change what is "
                     "traced. Enter it in the function, or run the function here with JAXD_INLINE=1."
                 )
 
     def _new_holders(self) -> Iterator[tuple[str, Any]]:
         """Those in modules that were loaded since the last look, with their names."""
+        from jaxd_protocol.fingerprint.code.assignments import initial_values, names_of_contexts
+
         for name in sys.modules.copy():
             if name in self._seen:
                 continue
@@ -539,6 +556,10 @@ class LibraryContexts:
                 is_one = cls is ContextVar or threading.local in cls.__mro__
                 if is_one and self._is_new(value) and _requires_jax(name.partition(".")[0]):
                     yield f"{name}.{key}", value
+            changed = names_of_contexts(content)
+            if changed and _requires_jax(name.partition(".")[0]):
+                for key, first in initial_values(content, changed).items():
+                    yield f"{name}.{key}", _Global(content, key, first)
 
     def _is_new(self, holder: Any) -> bool:
         return all(holder is not each.holder for each in self._places)
@@ -563,7 +584,8 @@ def _with_first(found: list[tuple[str, Any]]) -> list[_Place]:
 
     def look() -> None:
         for name, holder in found:
-            places.append(_Place(name, holder, _content(holder)))
+            first = {"": holder.first} if type(holder) is _Global else _content(holder)
+            places.append(_Place(name, holder, first))
 
     if found:
         thread = threading.Thread(target=Context().run, args=(look,), name="jaxd-contexts")
@@ -576,6 +598,8 @@ def _content(holder: Any) -> Mapping[str, Any]:
     """What it holds in this thread, but for caches, and what Python notes: `__orig_class__`."""
     if type(holder) is ContextVar:
         return {"": holder.get(None)}
+    if type(holder) is _Global:
+        return {"": holder.content.get(holder.name)}
     named = vars(holder).items()
     return {name: each for name, each in named if not (name[:2] == "__" or "cache" in name)}
 

@@ -17,7 +17,7 @@ from jaxd_protocol.errors import PackingError
 from tests.fake_packages import FakeSite
 
 LIBRARY = """
-import collections, contextvars, threading
+import collections, contextlib, contextvars, threading
 
 class Stack(threading.local):
     def __init__(self):
@@ -27,6 +27,36 @@ stack = Stack()
 stack.__orig_class__ = list
 plain = threading.local()
 mode = contextvars.ContextVar("mode")
+
+handlers: list = []
+registered = {}
+by_default = [0]
+warned = False
+
+class Handler:
+    def __enter__(self):
+        handlers.append(self)
+        by_default.append(self)
+        registered["last"] = self
+
+    def __exit__(self, *_):
+        by_default.pop()
+        handlers.pop()
+
+def warn():
+    global warned
+    warned = True
+
+@contextlib.contextmanager
+def compact(value=False):
+    global is_compact
+    before, is_compact = is_compact, value
+    try:
+        yield
+    finally:
+        is_compact = before
+
+is_compact = True
 """
 
 
@@ -102,3 +132,20 @@ def test_context_variables_count(libraries: list[Any]) -> None:
     assert is_found(contexts)
     libraries[0].mode.reset(token)
     assert not is_found(contexts)
+
+
+def test_globals_that_context_managers_change_count(libraries: list[Any]) -> None:
+    """Of classes and generators, also where the first look is made in one of them; no others."""
+    on_jax, on_nothing = libraries
+    contexts = LibraryContexts()
+    with on_jax.Handler():
+        assert is_found(contexts)
+        assert is_found(LibraryContexts())
+    with on_jax.compact(), on_nothing.Handler():
+        assert is_found(contexts)
+    with on_jax.compact(True), on_nothing.Handler(), on_nothing.compact():
+        on_jax.warn()
+        assert not is_found(contexts)
+        assert not is_found(LibraryContexts())
+    assert on_jax.registered
+    assert on_jax.by_default

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import dis
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.machinery import FrozenImporter, SourceFileLoader, SourcelessFileLoader
-from types import CodeType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 from zipimport import zipimporter
@@ -76,14 +76,19 @@ def assignments_of(module: ModuleType) -> Assignments:
 
 
 def _read_assignments(module: ModuleType) -> Assignments:
-    loader: Any = getattr(module.__spec__, "loader", None)
-    if type(loader) not in _LOADERS and loader is not FrozenImporter:
-        return _NOTHING_KNOWN  # who knows what that does when it is asked
-    try:
-        code = loader.get_code(module.__name__)
-    except (ImportError, OSError, SyntaxError, ValueError):  # such as an integer of 5,000 digits
-        return _NOTHING_KNOWN
+    code = _code_of(module.__spec__, module.__name__)
     return _NOTHING_KNOWN if code is None else _assigned_in(code, str(module.__package__))
+
+
+def _code_of(spec: Any, module: str) -> CodeType | None:
+    loader: Any = getattr(spec, "loader", None)
+    if type(loader) not in _LOADERS and loader is not FrozenImporter:
+        return None  # who knows what that does when it is asked
+    try:
+        code: CodeType | None = loader.get_code(module)
+    except (ImportError, OSError, SyntaxError, ValueError):  # such as an integer of 5,000 digits
+        return None
+    return code
 
 
 def _assigned_in(code: CodeType, package: str) -> Assignments:
@@ -237,3 +242,95 @@ _PARTS: Final[Mapping[str, Callable[[Instruction], int]]] = {
     "CALL": lambda each: each.arg + 1,
 }
 """How many of the last parts an instruction takes, by its name."""
+
+
+# contexts -----------------------------------------------------------------------------------------
+
+_PUSHES: Final = frozenset({"add", "append", "appendleft", "extend", "insert", "update"})
+_POPS: Final = frozenset({"clear", "discard", "pop", "popitem", "popleft", "remove"})
+_METHODS: Final = ("LOAD_ATTR", "LOAD_METHOD")
+_EMPTY: Final = (("BUILD_LIST", 0), ("BUILD_MAP", 0))
+
+
+def names_of_contexts(content: Mapping[str, Any]) -> frozenset[str]:
+    """The globals that context managers of a module change while one is entered.
+
+    That is what they assign, or put something into and take it out again.
+
+    Args:
+        content: of the module.
+    """
+    return frozenset(name for codes in _codes_of_contexts(content) for name in _changed_in(codes))
+
+
+def initial_values(content: Mapping[str, Any], names: Iterable[str]) -> Mapping[str, Any]:
+    """What the code of a module itself assigns to names, once.
+
+    Args:
+        content: of the module.
+        names: of its globals.
+
+    Returns:
+        Constants, and an empty tuple for an empty list or dict; nothing of what cannot be known.
+    """
+    code = _code_of(content.get("__spec__"), str(content.get("__name__")))
+    if code is None:
+        return {}
+    found: dict[str, Any] = {}
+    stored = Counter[str]()
+    labels: Callable[[Any], list[int]] = dis.findlabels  # typed for anything but bytes
+    targets, wanted = frozenset(labels(code.co_code)), {*names}
+    before: tuple[str, int] = "", 0
+    for at, op, arg in _units(code.co_code):
+        if op in _ASSIGNS and code.co_names[arg] in wanted:
+            name = code.co_names[arg]
+            stored[name] += 1
+            if at in targets:
+                stored[name] += 1  # one of two values
+            elif before[0] == "LOAD_CONST":
+                found[name] = code.co_consts[before[1]]
+            elif before in _EMPTY:
+                found[name] = ()
+        before = op, arg
+    return {name: value for name, value in found.items() if stored[name] == 1}
+
+
+def _units(code: bytes) -> Iterator[tuple[int, str, int]]:
+    """Place, name and argument of each instruction: a tenth of what `dis` takes to list them."""
+    above = 0
+    for at in range(0, len(code), 2):
+        name = dis.opname[code[at]]
+        arg = above << 8 | code[at + 1]
+        above = arg if name == "EXTENDED_ARG" else 0
+        if name not in ("EXTENDED_ARG", "CACHE"):
+            yield at, name, arg
+
+
+def _codes_of_contexts(content: Mapping[str, Any]) -> Iterator[list[CodeType]]:
+    """The code of each context manager that a module defines."""
+    for value in list(content.values()):
+        if issubclass(type(value), type):  # a lazy object would run code for `isinstance`
+            found = [value.__dict__.get(name) for name in ("__enter__", "__exit__")]
+        else:  # `contextlib.contextmanager` keeps the generator there
+            found = [value.__dict__.get("__wrapped__")] if type(value) is FunctionType else []
+        own = [each for each in found if type(each) is FunctionType]
+        if own and all(each.__globals__ is content for each in own):
+            yield [each.__code__ for each in own]
+
+
+def _changed_in(codes: list[CodeType]) -> set[str]:
+    """The globals that are assigned, or put into and taken out of."""
+    named = {name for code in codes for name in code.co_names}
+    if named.isdisjoint(_POPS) and all(_STORE_GLOBAL not in code.co_code[::2] for code in codes):
+        return set()  # nearly all: to list their instructions takes long
+    assigned, filled, emptied = set[str](), set[str](), set[str]()
+    for code in codes:
+        last: Instruction | None = None
+        for each in Instructions(code):
+            if each.op == "STORE_GLOBAL":
+                assigned.add(each.value)
+            elif last is not None and last.op == "LOAD_GLOBAL" and each.op in _METHODS:
+                filled.update([last.value] if each.value in _PUSHES else [])
+                emptied.update([last.value] if each.value in _POPS else [])
+            last = each
+    return assigned | filled & emptied
