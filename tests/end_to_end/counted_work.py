@@ -20,10 +20,10 @@ from typing import Final
 from tests.live_server import ROOT, LiveServer, run_client
 from tests.preloaded import has_compiler, make_library
 
-WINDOWS: Final = 30
+WINDOWS: Final = 12
 """In which functions are counted."""
 
-LONG_WINDOWS: Final = 12
+LONG_WINDOWS: Final = 6
 COUNT: Final = 16
 """In which allocations and bytes are counted, and calls in each of these."""
 
@@ -217,7 +217,7 @@ Figures = dict[str, dict[str, float]]
 
 
 def count_work(folder: Path, server_folder: Path) -> Figures:
-    """Runs a server and its client, and counts; takes about ten seconds.
+    """Runs a server and its client, and counts; takes about five seconds.
 
     Raises:
         AssertionError: when the client failed.

@@ -19,7 +19,7 @@ from tests.preloaded import has_compiler
 
 pytestmark = pytest.mark.timeout(400)
 
-MOST_TIMES: Final = 3
+MOST_TIMES: Final = 7
 
 KINDS: Final = {
     "small": "a small call",
