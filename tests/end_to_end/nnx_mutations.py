@@ -20,6 +20,11 @@ from jaxd import persistent_call
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
+def filled(number: float) -> dict[str, Any]:
+    """What makes a layer of such numbers: to trace and compile how it draws them takes longest."""
+    return {"kernel_init": nnx.initializers.constant(number)}
+
+
 class Loss(nnx.Variable):
     """A variable of the user's own."""
 
@@ -27,8 +32,8 @@ class Loss(nnx.Variable):
 class Layer(nnx.Module):
     """Variables, an array, a number that is data, and what is no data."""
 
-    def __init__(self, rngs: nnx.Rngs) -> None:
-        self.linear = nnx.Linear(3, 3, rngs=rngs)
+    def __init__(self, rngs: nnx.Rngs, **how: Any) -> None:
+        self.linear = nnx.Linear(3, 3, rngs=rngs, **how)
         self.scale = nnx.Param(jnp.ones(3))
         self.table = nnx.data(jnp.arange(3.0))
         self.number = nnx.data(2)
@@ -62,8 +67,9 @@ class Model(nnx.Module):
 class Graph(nnx.Module, pytree=False):
     """No tree of jax: lists and dicts, and a circle."""
 
-    def __init__(self, rngs: nnx.Rngs) -> None:
-        self.blocks = [nnx.Linear(3, 3, rngs=rngs), {"deep": Layer(rngs), "count": 3}]
+    def __init__(self, rngs: nnx.Rngs, **how: Any) -> None:
+        first = nnx.Linear(3, 3, rngs=rngs, **how)
+        self.blocks = [first, {"deep": Layer(rngs, **how), "count": 3}]
         self.names = ["a", "b"]
         self.weight = nnx.Param(jnp.ones(2))
         self.inner = Inner(self)
@@ -170,7 +176,7 @@ def sets_attributes(model):
 
 
 def new_variable(model):
-    model.first.loss = Loss(jnp.sum(model(X)))
+    model.first.loss = Loss(jnp.sum(model.first(X)))
     model.first.loss_too = model.first.loss
 
 
@@ -209,8 +215,8 @@ def data_and_static(layer, other):
 
 
 def new_module(layer, other):
-    layer.more = nnx.Linear(3, 2, rngs=nnx.Rngs(3))
-    layer.deep = Layer(nnx.Rngs(4))
+    layer.more = nnx.Linear(3, 2, rngs=nnx.Rngs(3), **filled(3.0))
+    layer.deep = Layer(nnx.Rngs(4), **filled(4.0))
     layer.deep.other = other
     other.back = layer.deep
     return layer.more(X)
@@ -234,7 +240,7 @@ def returns_arguments(layer, other):
 
 
 def returns_new(layer, other):
-    made = Layer(nnx.Rngs(5))
+    made = Layer(nnx.Rngs(5), **filled(5.0))
     made.scale = layer.scale
     made.friend = other
     return made, [made, made.linear]
@@ -267,8 +273,8 @@ def tied(model):
 
 def appends(model):
     model.layers.append(model.first)
-    model.layers.append(nnx.Linear(3, 3, rngs=model.rngs))
-    model.heads["b"] = nnx.Linear(3, 1, rngs=model.rngs)
+    model.layers.append(nnx.Linear(3, 3, rngs=model.rngs, **filled(2.0)))
+    model.heads["b"] = nnx.Linear(3, 1, rngs=model.rngs, **filled(3.0))
     del model.heads["a"]
 
 
@@ -287,13 +293,13 @@ def in_graph(graph):
 
 def graph_changes(graph):
     graph.blocks.append(nnx.Param(jnp.ones(1)))
-    graph.blocks[1]["more"] = nnx.Linear(3, 3, rngs=nnx.Rngs(1))
+    graph.blocks[1]["more"] = nnx.Linear(3, 3, rngs=nnx.Rngs(1), **filled(1.0))
     graph.names = [*graph.names, "c"]
     graph.inner.second = Inner(graph)
 
 
 def graph_returns(graph):
-    made = Graph(nnx.Rngs(1))
+    made = Graph(nnx.Rngs(1), **filled(1.0))
     made.weight = graph.weight
     return made, graph.inner, graph.blocks[0]
 
@@ -307,7 +313,7 @@ def containers(tree, two):
 def dataclass(state):
     state.model.first.extra = nnx.Param(jnp.ones(1))
     state.model.train()
-    return state.model(X), state.steps + 1
+    return state.model.first(X), state.steps + 1
 
 
 def of_variables(one, other, same):

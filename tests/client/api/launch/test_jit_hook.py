@@ -87,35 +87,37 @@ def test_other_persistent_functions_are_not_looked_at(monkeypatch: pytest.Monkey
 
 
 DEPRECATED = """
-import json, warnings
+import importlib, json, sys, warnings
 from jaxd.api.launch.jit_hook import JitHook
 warnings.simplefilter("error")
-hook = JitHook()
-{first}
-import jax.experimental.pjit as module
-{second}
-kinds, files = [], set()
+NAME = "jax.experimental.pjit"
 
-def ask():
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        kinds.append(type(module.pjit).__name__)
-    files.update(each.filename for each in seen)
+def asked(is_imported_first):
+    hook, kinds, files = JitHook(), [], set()
+    assert NAME not in sys.modules
+    if is_imported_first:
+        importlib.import_module(NAME)
+    hook.install()
+    module = importlib.import_module(NAME)
+    for end in (lambda: None, hook.remove):
+        end()
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            kinds.append(type(module.pjit).__name__)
+        files.update(each.filename for each in seen)
+    del sys.modules[NAME]
+    return kinds, sorted(files)
 
-ask()
-hook.remove()
-ask()
-print(json.dumps([kinds, sorted(files)]))
+print(json.dumps([asked(False), asked(True)]))
 """
 
 
-@pytest.mark.parametrize("order", [("hook.install()", ""), ("", "hook.install()")])
-def test_a_deprecated_name_is_hooked_without_a_warning(order: tuple[str, str]) -> None:
-    """jax warns the program that asks for it, at its own line, and nobody who does not ask."""
-    first, second = order
-    kinds, files = in_a_fresh_process(DEPRECATED.format(first=first, second=second))
-    assert kinds == ["HookedJit", "function"]
-    assert files == ["<string>"]
+def test_a_deprecated_name_is_hooked_without_a_warning() -> None:
+    """jax warns the program that asks for it, at its own line, and nobody who does not ask.
+
+    Whether the module is imported before the hook is installed or after.
+    """
+    assert in_a_fresh_process(DEPRECATED) == [[["HookedJit", "function"], ["<string>"]]] * 2
 
 
 def test_a_name_that_jax_has_given_up_is_left_alone() -> None:

@@ -180,15 +180,19 @@ INDICES: list[tuple[Any, ...]] = [
 
 def test_a_part_is_what_jax_gives() -> None:
     """With its dtype and shape."""
-    rows: list[Any] = [np.float32, ml_dtypes.bfloat16, ml_dtypes.int4]
-    for dtype in rows:
-        for index in INDICES:
-            with row((dtype, index)):
-                rig, array = ValueServiceRig(), np.arange(60).reshape(3, 4, 5).astype(dtype)
-                (number,) = rig.put(array)
-                part, expected = rig.part(number, *index), np.asarray(jnp.asarray(array)[index])
-                assert (part.dtype, part.shape) == (expected.dtype, expected.shape)
-                assert part.tolist() == expected.tolist()
+    rows: list[Any] = [(np.float32, index) for index in INDICES]
+    rows += [
+        (dtype, index)
+        for dtype in (ml_dtypes.bfloat16, ml_dtypes.int4)
+        for index in ((), (1, 2, 3), (slice(1, 3),), (..., None))
+    ]
+    for dtype, index in rows:
+        with row((dtype, index)):
+            rig, array = ValueServiceRig(), np.arange(60).reshape(3, 4, 5).astype(dtype)
+            (number,) = rig.put(array)
+            part, expected = rig.part(number, *index), np.asarray(jnp.asarray(array)[index])
+            assert (part.dtype, part.shape) == (expected.dtype, expected.shape)
+            assert part.tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("index", [(0,), (slice(1, 3),), (..., 1), (None, 2), (1, ...), (A, 1)])
