@@ -373,7 +373,9 @@ def test_a_call_to_warm_up_says_what_it_found(open_harness: Callable[..., Pipeli
     source, x = Source(double), np.ones((3, 2), np.float32)
     harness = open_harness()
     first, again = (answered(harness, warming(source, x)) for _ in range(2))
-    assert (first["verdict"], again) == ("compile", HIT | {"program": first["program"]})
+    found = {name: first[name] for name in ("program", "inputs")}
+    assert (first["verdict"], again) == ("compile", HIT | found)
+    assert first["inputs"] == [["1", 1]]  # the result is computed from the one argument
     assert harness.program_cache is not None
     folder = Path(harness.program_cache.store.folder)
     for kind in ("functions", "code", "calls", "programs", "environments"):
