@@ -169,12 +169,12 @@ def _left_over(programs: Sequence[Row], parts: Sequence[Row]) -> str:
             f"- {row['project']}, `{name.rpartition('/')[2]}`: {_line(how)}\n"
             for name, how in lost.items()
         )
-    text += "\n## What could not be tried\n\n"
-    for row in programs:
+    untried = [row for row in programs if "said" not in row["summary"]]
+    text += "\n## What could not be tried\n\n" if untried else ""
+    for row in untried:
         found = row["summary"]
-        if "said" not in found:
-            said = f"{found['verdict']}: {_line(found['error'])}"
-            text += f"- {row['project']}, {row['title']}: {said}\n"
+        said = f"{found['verdict']}: {_line(found['error'])}"
+        text += f"- {row['project']}, {row['title']}: {said}\n"
     notes = {(row["project"], row["note"]) for row in programs if row["note"]}
     text += "\n## How programs were made short\n\n"
     return text + "".join(f"- {project}: {note}\n" for project, note in sorted(notes))
