@@ -96,7 +96,7 @@ def test_tests_are_compared_where_they_pass_in_plain_jax() -> None:
 
 def test_the_page_has_a_row_for_each_program_and_nothing_of_the_machine() -> None:
     """Reasons are one line each, without folders and addresses."""
-    said = "jaxd: 3 calls, 1 fell back, 0.0 s saved\n  1 x f: /root/some/file.py has 0x7f12 in it\n"
+    said = "jaxd: 3 calls, 1 fell back, 0.0 s saved\n  1 x f: /some/where/file.py has 0x7f12 in it\n"
     found = summary(runs(warm=run(stderr=said)))
     about = {"kind": "run", "project": "p", "version": "1", "title": "t.py", "note": ""}
     skipped = {**about, "title": "u.py", "summary": {"verdict": "skipped", "error": "no clone"}}

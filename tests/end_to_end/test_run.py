@@ -363,22 +363,6 @@ print(jax.jit(lambda weights, x: apply(weights, x))(weights, x))
 """
 
 
-@pytest.mark.slow
-@pytest.mark.libraries("flax")
-def test_a_context_of_a_library_holds_as_under_jit(
-    environment: Environment, tmp_path: Path
-) -> None:
-    """A server's thread is in none, so such a call runs here."""
-    (tmp_path / "contexts.py").write_text(LIBRARY_CONTEXTS)
-    plain = run((*PYTHON, "contexts.py"), environment, tmp_path)
-    assert plain.stdout.split() == ["[[6.]]", "3.0", "[[3.]]"]
-    for _ in range(2):
-        served = run((*JAXD_RUN, "--report", "contexts.py"), environment, tmp_path)
-        assert served.stdout == plain.stdout
-        counts = counts_in(served.stderr)
-        assert (counts["calls"], counts["fell back"]) == (1, 2)
-
-
 LIBRARY_HANDLERS = """
 import jax, numpyro
 
@@ -393,18 +377,41 @@ print(jax.jit(lambda x: model(x))(3.0))
 
 
 @pytest.mark.slow
-@pytest.mark.libraries("numpyro")
-def test_a_handler_of_a_library_holds_as_under_jit(
-    environment: Environment, tmp_path: Path
+@pytest.mark.parametrize(
+    ("text", "printed", "counted"),
+    [
+        pytest.param(
+            LIBRARY_CONTEXTS,
+            ["[[6.]]", "3.0", "[[3.]]"],
+            (1, 2),
+            marks=pytest.mark.libraries("flax"),
+            id="of a thread",
+        ),
+        pytest.param(
+            LIBRARY_HANDLERS,
+            ["6.0 ['doubled']", "6.0"],
+            (1, 1),
+            marks=pytest.mark.libraries("numpyro"),
+            id="in a global",
+        ),
+    ],
+)
+def test_a_context_of_a_library_holds_as_under_jit(
+    environment: Environment,
+    tmp_path: Path,
+    text: str,
+    printed: list[str],
+    counted: tuple[int, int],
 ) -> None:
-    """Its stack is a global of a module, which is empty on a server."""
-    (tmp_path / "handlers.py").write_text(LIBRARY_HANDLERS)
-    plain = run((*PYTHON, "handlers.py"), environment, tmp_path)
-    assert plain.stdout.splitlines() == ["6.0 ['doubled']", "6.0"]
-    served = run((*JAXD_RUN, "--report", "handlers.py"), environment, tmp_path)
-    assert served.stdout == plain.stdout
-    counts = counts_in(served.stderr)
-    assert (counts["calls"], counts["fell back"]) == (1, 1)
+    """A server's thread is in none, and the server's global is empty, so such a call runs here."""
+    (tmp_path / "contexts.py").write_text(text)
+    plain = run((*PYTHON, "contexts.py"), environment, tmp_path)
+    assert plain.stdout.splitlines() == printed
+    for _ in range(2):
+        served = run((*JAXD_RUN, "--report", "contexts.py"), environment, tmp_path)
+        assert served.stdout == plain.stdout
+        counts = counts_in(served.stderr)
+        assert (counts["calls"], counts["fell back"]) == counted
 
 
 TRACED_READS = """
