@@ -96,11 +96,11 @@ def test_tests_are_compared_where_they_pass_in_plain_jax() -> None:
 
 def test_the_page_has_a_row_for_each_program_and_nothing_of_the_machine() -> None:
     """Reasons are one line each, without folders and addresses."""
-    said = "jaxd: 3 calls, 1 fell back, 0.0 s saved\n  1 x f: /some/where/file.py has 0x7f12 in it\n"
+    said = "jaxd: 3 calls, 1 fell back, 0.0 s saved\n  1 x f: /some/place/f.py has 0x7f12 in it\n"
     found = summary(runs(warm=run(stderr=said)))
     about = {"kind": "run", "project": "p", "version": "1", "title": "t.py", "note": ""}
     skipped = {**about, "title": "u.py", "summary": {"verdict": "skipped", "error": "no clone"}}
     page = report.page([{**about, "summary": found}, skipped])
     assert "| p | 1 | t.py | 3 | 1 | 1: 0 / 0 | 0 / 0 | 2.0 / 2.0 / 2.0 / 2.0 |" in page
-    assert "1 x f: …/file.py has 0x… in it" in page
+    assert "1 x f: …/f.py has 0x… in it" in page
     assert "- p, u.py: skipped: no clone" in page
