@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -14,6 +16,7 @@ import pytest
 
 from jaxd import Client, connect
 from jaxd.errors import InternalError, TracedReadWarning
+from jaxd_server.runtime.child_startup import process_facts
 from tests.end_to_end import test_results_home
 from tests.end_to_end.gates import Gate
 from tests.live_server import LiveServer, live_server
@@ -28,10 +31,15 @@ X = np.linspace(0, 1, 4, dtype=np.float32)
 reads_its_process = pytest.mark.filterwarnings("ignore::jaxd.errors.TracedReadWarning")
 
 
+def pids(server: LiveServer, event: str, count: int = 1) -> list[int]:
+    """Those of the events so far, once there are so many."""
+    lines = server.wait_for(event, count)
+    return [int(line["pid"]) for line in lines if line["event"] == event]
+
+
 def builder_pids(server: LiveServer, count: int = 1) -> list[int]:
     """Those of the builders so far: another one begins beside a build that takes long."""
-    lines = server.wait_for("builder_ready", count)
-    return [int(line["pid"]) for line in lines if line["event"] == "builder_ready"]
+    return pids(server, "builder_ready", count)
 
 
 def builder_pid(server: LiveServer, count: int = 1) -> int:
@@ -107,6 +115,28 @@ def test_the_exception_of_a_function_is_the_users(client: Client) -> None:
         client.persistent_call(fails)(X)
     shown = "".join(traceback.format_exception(caught.value))
     assert 'raise LookupError("of the user\'s")' in shown
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is forked")
+def test_builders_are_forked_from_what_has_their_modules(
+    start_live: Callable[..., LiveServer],
+) -> None:
+    """Its own parent is the worker. Without it a builder is a new interpreter, and builds."""
+    server = start_live("--build-in", "builder")
+    fork_server, worker = pids(server, "fork_server_started")[-1], server.worker_pid()
+    first = builder_pid(server)
+    assert (parent_of(first), parent_of(fork_server)) == (fork_server, worker)
+    os.kill(fork_server, signal.SIGKILL)
+    until(lambda: not is_running(first))
+    with connect(server.unix) as client:
+        assert client.persistent_call(lambda x: x * 29)(X).tolist() == (X * 29).tolist()
+        assert spent(client, lambda: client.persistent_call(lambda x: x * 31)(X)) == (1, 1, 1)
+    assert parent_of(builder_pid(server, 2)) == worker
+
+
+def parent_of(pid: int) -> int:
+    """The process id of a process' parent."""
+    return int(process_facts(pid)[1])
 
 
 @reads_its_process

@@ -105,7 +105,7 @@ class BuildScenario:
             clock=lambda: self.now,
         )
 
-    def _start(self, in_haste: bool) -> FakeBuilder:
+    def _start(self) -> FakeBuilder:
         self.builders.append(self.next.pop(0) if self.next else FakeBuilder())
         return self.builders[-1]
 

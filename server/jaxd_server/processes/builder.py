@@ -1,8 +1,8 @@
 """The builder process: traces, lowers, compiles and serialises for a worker, one build at a time.
 
 So the worker's warm calls are not delayed, and it can be ended where nobody waits for what it does.
-Started by the worker with one JSON argument: the number of a connected socket, the format of log
-lines, the worker's process id, and the priority at which this one works.
+Started by the worker or its fork server with one JSON argument: the number of a connected socket,
+the format of log lines, the process id of the parent, and the priority at which this one works.
 The messages: `compilation.remote_build.messages`.
 """
 
@@ -79,14 +79,13 @@ _INTERRUPT_RETRY_S = 0.05
 """A function that caught the exception is interrupted again after so long."""
 
 
-def main() -> None:
+def main(argument: dict[str, Any]) -> None:
     """Builds until the worker ends."""
-    argument = read_argument()
     logs.configure(argument["log_format"], "builder")
     die_with_the_parent()
     os.setpriority(os.PRIO_PROCESS, 0, argument["nice"])  # before there are other threads
     if os.getppid() != argument["parent"]:
-        os._exit(1)  # the worker ended before this process could notice
+        os._exit(1)  # it ended before this process could notice
     Builder(Connection(argument["fd"])).serve()
     exit_process()  # the result of a build that still runs is not needed
 
@@ -419,4 +418,4 @@ def _failure(error: BaseException) -> Failure:
 
 
 if __name__ == "__main__":
-    main()
+    main(read_argument())

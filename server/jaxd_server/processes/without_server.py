@@ -40,7 +40,8 @@ from jaxd_server.compilation.disk_cache.records import call_name
 from jaxd_server.compilation.executable_source import ExecutableSource
 from jaxd_server.compilation.functions.function import Described, Function
 from jaxd_server.compilation.functions.table import Functions, FunctionSource
-from jaxd_server.compilation.remote_build.builder_process import BUILDER_COMMAND, BuilderProcess
+from jaxd_server.compilation.remote_build.builder_process import BuilderProcess
+from jaxd_server.compilation.remote_build.builder_start import BUILDER_COMMAND, new_interpreter
 from jaxd_server.compilation.remote_build.policy import BuildPolicy, Clients
 from jaxd_server.jax_compat.lowered_transfer import can_unpack
 from jaxd_server.runtime.counters import Counters
@@ -238,8 +239,8 @@ class _Warnings(logging.Handler):
         self.texts.append(f"{event.when if event else record.getMessage()} ({told})")
 
 
-def _builder(target: str, in_haste: bool) -> BuilderProcess:
-    return BuilderProcess("text", can_unpack, _COMMAND, in_haste=in_haste, target=target)
+def _builder(target: str) -> BuilderProcess:
+    return BuilderProcess("text", can_unpack, new_interpreter(_COMMAND), target=target)
 
 
 def _refuse(*_: Any) -> NoReturn:

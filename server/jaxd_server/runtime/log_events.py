@@ -183,6 +183,13 @@ EVENTS: Final[dict[str, Event]] = {
         "The folder of a revoked account could not be removed; it is not used again.",
         ("folder", "why"),
     ),
+    "fork_server_ended": Event(
+        "info", "What forks builders has ended: each is a new interpreter from now on.", ("pid",)
+    ),
+    "fork_server_not_started": Event(
+        "info", "There is none that forks builders: each is a new interpreter.", ("reason",)
+    ),
+    "fork_server_started": Event("info", "The process that forks builders has started.", ("pid",)),
     "function_quarantined": Event(
         "warning",
         "A function has ended workers repeatedly: its calls are refused.",

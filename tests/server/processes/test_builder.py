@@ -28,6 +28,7 @@ from jaxd_server.compilation.functions.table import Functions
 from jaxd_server.compilation.remote_build import builder_process
 from jaxd_server.compilation.remote_build.build_job import build_order_of
 from jaxd_server.compilation.remote_build.builder_process import BuilderProcess
+from jaxd_server.compilation.remote_build.builder_start import new_interpreter
 from jaxd_server.compilation.remote_build.messages import (
     BuildOrder,
     Built,
@@ -368,6 +369,7 @@ def test_packages_that_changed_on_disk_make_it_useless(
 
 BROKEN = """
 from jaxd_server.processes import builder
+from jaxd_server.runtime.child_startup import read_argument
 
 def broken(self, *args):
     if args and isinstance(args[0], builder.Ready):
@@ -375,14 +377,14 @@ def broken(self, *args):
     raise RuntimeError("broken")
 
 builder.{name} = broken
-builder.main()
+builder.main(read_argument())
 """
 
 
 def ask_a_broken_one(bench: Bench, name: str, source: Source) -> Reply:
     """What a builder says in which this method raises."""
     command = (sys.executable, "-P", "-c", BROKEN.format(name=name))
-    builder = BuilderProcess("text", can_unpack, command)
+    builder = BuilderProcess("text", can_unpack, new_interpreter(command))
     try:
         assert builder.wait()
         return builder.ask(bench.order(source, X), SILENT)

@@ -59,7 +59,7 @@ class BuilderPool:
         counters: to which the counts of a builder are added.
         packages: to which the imports of a builder are added.
         deadly: functions that crash the process that builds them.
-        start: starts a builder; without haste, where the argument is False.
+        start: starts a builder.
         lifetime: when one is replaced or ended.
         clock: seconds that only grow.
 
@@ -73,7 +73,7 @@ class BuilderPool:
         counters: Counters,
         packages: ImportedPackages,
         deadly: DeadlyFunctions,
-        start: Callable[[bool], BuilderProcess],
+        start: Callable[[], BuilderProcess],
         lifetime: Lifetime = USUAL_LIFETIME,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -223,7 +223,7 @@ class BuilderPool:
             if all(
                 one.state != "starting" and now - one.since > _SPARE_AFTER_S for one in self._lent
             ):
-                self._idle.append(self._begin_start(in_haste=not self._lent))
+                self._idle.append(self._begin_start())
 
     def end_idle(self, keep: int) -> None:
         """Ends those that nobody has needed for long, but for the `keep` that were used last."""
@@ -271,9 +271,9 @@ class BuilderPool:
             self._idle.append(self._begin_start())
         return any(one.state == "ready" for one in self._idle)
 
-    def _begin_start(self, *, in_haste: bool = True) -> BuilderProcess:
-        """A builder that starts; not in haste beside those that work. The lock is held."""
-        builder = self._start(in_haste)
+    def _begin_start(self) -> BuilderProcess:
+        """A builder that starts. The lock is held."""
+        builder = self._start()
         builder.since = self._clock()
         self._new.append(builder)
         return builder

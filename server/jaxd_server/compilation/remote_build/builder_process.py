@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import queue
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from multiprocessing.connection import Connection
 from typing import Any, Final, Literal
@@ -21,6 +18,11 @@ from jaxd_protocol.base.process import start_daemon, start_thread
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.messages.failures import encode_failure
 from jaxd_protocol.messages.recorded_reads import ProcessRead
+from jaxd_server.compilation.remote_build.builder_start import (
+    NEW_INTERPRETER,
+    ChildProcess,
+    Start,
+)
 from jaxd_server.compilation.remote_build.messages import (
     BuildOrder,
     CancelBuild,
@@ -40,8 +42,6 @@ from jaxd_server.runtime.system_memory import resident_bytes
 from jaxd_server.runtime.threads.executors import process_timers
 from jaxd_server.runtime.threads.fairness import CancelHook
 from jaxd_server.user_code.client_process import Ask
-
-BUILDER_COMMAND: Final = (sys.executable, "-P", "-m", "jaxd_server.processes.builder")
 
 INTERRUPT_S: Final = 0.5
 """How long a trace that no call waits for has to end by itself; then its process is ended."""
@@ -75,8 +75,7 @@ class BuilderProcess:
     Args:
         log_format: of its log lines.
         understands: whether this process can read the sample program that it sends.
-        command: what is started; it gets one JSON argument.
-        in_haste: whether it starts with the worker's priority, which it gives up once it is ready.
+        start: starts its process.
         target: what its programs have to be good for, as `Target.digest`; empty: for whatever its
             own environment makes them.
 
@@ -94,9 +93,8 @@ class BuilderProcess:
         self,
         log_format: Literal["text", "json"],
         understands: Callable[[bytes, bytes], bool],
-        command: Sequence[str] = BUILDER_COMMAND,
+        start: Start = NEW_INTERPRETER,
         *,
-        in_haste: bool = True,
         target: str = "",
     ) -> None:
         self.known: set[bytes] = set()
@@ -108,8 +106,7 @@ class BuilderProcess:
         self._log_format = log_format
         self._understands = understands
         self._target = target
-        self._command = tuple(command)
-        self._in_haste = in_haste
+        self._start_process = start
         self._settled = threading.Event()  # ready, or ended
         self.state: Literal["starting", "ready", "ended"] = "starting"
         self._why: Literal["died", "stopped", "away"] = "died"
@@ -119,7 +116,7 @@ class BuilderProcess:
         self._sending = threading.Lock()  # one message at a time
         self._connection: Connection | None = None
         self._socket: socket.socket | None = None  # the same, to shut it down
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: ChildProcess | None = None
         self._exited = threading.Event()  # set once the process has ended; it may not be reaped
         self._reaping = threading.Lock()  # held to reap it, and to use its id: that of no other
         # One thread for as long as it lives: Linux kills it when the thread ends that started it.
@@ -287,34 +284,21 @@ class BuilderProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             nice = min(19, os.getpriority(os.PRIO_PROCESS, 0) + NICE)
-            argument = {
-                "fd": theirs.fileno(),
-                "log_format": self._log_format,
-                "parent": os.getpid(),
-                "nice": nice,
-            }
+            argument = {"log_format": self._log_format, "nice": nice}
             try:
-                self._process = subprocess.Popen(  # noqa: S603  our own process
-                    [*self._command, json.dumps(argument)],
-                    stdin=subprocess.DEVNULL,
-                    pass_fds=[theirs.fileno()],
-                    process_group=0,
-                )
+                self._process = self._start_process(argument, theirs.fileno())
             except OSError as error:
                 ours.close()
                 log_event("builder_not_started", reason=str(error))
                 raise
-        if not self._in_haste:
-            with suppress(OSError):  # it has ended
-                os.setpriority(os.PRIO_PROCESS, self._process.pid, nice)
         connection = Connection(os.dup(ours.fileno()))
         self._socket = ours
         start_daemon("jaxd-builder", self._watch, self._process, ours)
         return connection
 
-    def _watch(self, process: subprocess.Popen[bytes], ours: socket.socket) -> None:
+    def _watch(self, process: ChildProcess, ours: socket.socket) -> None:
         """Has the socket end with the process, whoever else holds the other end of it."""
-        _wait_for_exit(process)
+        process.wait_for_exit()
         self._exited.set()
         self._thread.join(_EOF_S)
         with suppress(OSError):
@@ -375,11 +359,3 @@ class BuilderProcess:
         with self._reaping:
             code = self._process.wait()
         return f"exit code {code}" if code >= 0 else f"signal {-code}"
-
-
-def _wait_for_exit(process: subprocess.Popen[bytes]) -> None:
-    if not hasattr(os, "waitid"):  # macOS before Python 3.13
-        process.wait()
-        return
-    with suppress(ChildProcessError):  # another thread has reaped it
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)

@@ -100,7 +100,7 @@ class BuildPolicy:
             the process that has the new ones.
         program_cache: where packed functions are found; None where nothing is kept.
         deadly: functions that crash the process that builds them: to be recorded there.
-        start: starts a builder; without haste, where the argument is False.
+        start: starts a builder.
         clock: seconds that only grow.
 
     Attributes:
@@ -115,7 +115,7 @@ class BuildPolicy:
         packages: ImportedPackages,
         program_cache: ProgramCache | None,
         deadly: DeadlyFunctions,
-        start: Callable[[bool], BuilderProcess],
+        start: Callable[[], BuilderProcess],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._build_in = build_in

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ from jaxd_server.compilation.disk_cache.programs import ProgramCache
 from jaxd_server.compilation.eviction import Limits
 from jaxd_server.compilation.functions.receive import receive_function
 from jaxd_server.compilation.functions.table import PermissionCheck, Receive, permit_all
+from jaxd_server.compilation.remote_build.builder_start import ForkServer
 from jaxd_server.compilation.remote_build.policy import BuildIn
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.jax_compat import compilation_cache
@@ -132,6 +134,20 @@ def permitting(options: ServerOptions) -> PermissionCheck:
     from jaxd_server.compilation.functions.receive_exported import require_harmless
 
     return require_harmless
+
+
+def fork_server(options: ServerOptions) -> ForkServer | None:
+    """What starts builders; None where there are none, or each is a new interpreter.
+
+    To be called before jax has a device, and before this process has threads.
+    """
+    if sys.platform != "linux" or options.accept == "exported" or options.build_in == "worker":
+        return None
+    try:
+        return ForkServer()
+    except OSError as error:
+        log_event("fork_server_not_started", reason=str(error))
+        return None
 
 
 def build_in(options: ServerOptions) -> BuildIn:

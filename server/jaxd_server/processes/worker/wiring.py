@@ -26,6 +26,7 @@ from jaxd_server.compilation.functions.table import Functions
 from jaxd_server.compilation.history.build_history import KnownFunctions, belongs_to
 from jaxd_server.compilation.program_source import Preloader
 from jaxd_server.compilation.remote_build.builder_process import BuilderProcess
+from jaxd_server.compilation.remote_build.builder_start import NEW_INTERPRETER, ForkServer
 from jaxd_server.compilation.remote_build.policy import BuildPolicy, Clients
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.execution.admission import Admission
@@ -108,6 +109,7 @@ class _Compilation:
         reclaimer: Reclaimer,
         on_abandoned: Callable[[Build], None],
         clients: Clients,
+        fork_server: ForkServer | None,
     ) -> None:
         programs.prepare()
         packages = self.packages = ImportedPackages()
@@ -125,9 +127,13 @@ class _Compilation:
             permitting=sizing.permitting(options),
         )
         self.compiler = Compiler(counters, options.builds)
+        build_in = sizing.build_in(options)
+        if fork_server is not None and build_in == "worker":
+            fork_server.close()
+        start = NEW_INTERPRETER if fork_server is None else fork_server.start
         self.building = BuildPolicy(
-            *(sizing.build_in(options), clients, counters, packages, cache, functions.deadly),
-            lambda in_haste: BuilderProcess(options.log_format, can_unpack, in_haste=in_haste),
+            *(build_in, clients, counters, packages, cache, functions.deadly),
+            lambda: BuilderProcess(options.log_format, can_unpack, start),
         )
         self.quota = BuildQuota(options.principal_build_s)
         self.source = ExecutableSource(
@@ -186,6 +192,23 @@ class EarlierWorkers(NamedTuple):
 _NONE_BEFORE: Final = EarlierWorkers()
 
 
+class Endings(NamedTuple):
+    """How a worker begins to end by itself.
+
+    Attributes:
+        renewal: it is replaced, for changed packages; None: it cannot be.
+        rest: it ends until the next client connects.
+        replace: it is replaced although work in it does not end; None: it cannot be.
+    """
+
+    renewal: Renewal | None = None
+    rest: Callable[[], None] = lambda: None
+    replace: Callable[[list[str]], None] | None = None
+
+
+_NEVER: Final = Endings()
+
+
 class WorkerComponents:
     """The components of one worker.
 
@@ -193,11 +216,10 @@ class WorkerComponents:
         options: those of the server.
         counters: of the worker.
         report: answers `statistics` and `info` for clients.
-        renewal: replaces this worker, for changed packages; None: it cannot be replaced.
-        rest: begins to end this worker until the next client connects.
+        endings: how it ends.
         earlier: what is known of the workers before it.
         recorder: records running calls for the host.
-        replace: begins to replace this worker although work in it does not end.
+        fork_server: starts builders; None: each is a new interpreter.
 
     Attributes:
         versions: of the packages that clients compare with theirs.
@@ -213,11 +235,10 @@ class WorkerComponents:
         options: ServerOptions,
         counters: Counters,
         report: Callable[[str, str], dict[str, Any]],
-        renewal: Renewal | None = None,
-        rest: Callable[[], None] = lambda: None,
+        endings: Endings = _NEVER,
         earlier: EarlierWorkers = _NONE_BEFORE,
         recorder: FlightRecorder | None = None,
-        replace: Callable[[list[str]], None] | None = None,
+        fork_server: ForkServer | None = None,
     ) -> None:
         set_default_settings()
         self.versions = {name: metadata.version(name) for name in ("jax", "jaxlib", "numpy")}
@@ -236,10 +257,12 @@ class WorkerComponents:
         )
         self._client_exits = ClientExits()
         admission, has_values = Admission(), self.values.has_only_copies
+        renewal, rest, replace = endings
         self._abandoned_work = AbandonedWork(admission, options.stop_grace_s, has_values, replace)
         compilation = _Compilation(
             *(options, counters, reclaimer, self._abandoned_work.add),
             Clients(self._are_several, self._are_served),
+            fork_server,
         )
         self._building, self._preloader = compilation.building, compilation.preloader
         self._program_cache, self._peers = compilation.program_cache, compilation.peers

@@ -148,18 +148,22 @@ class Worker:
     def prepare(self, listeners: list[dict[str, Any]]) -> None:
         """Imports jax and builds the components; clients are accepted by `open`."""
         # imports jax, which takes seconds: the host channel is open before
-        from jaxd_server.processes.worker.wiring import EarlierWorkers, WorkerComponents
+        from jaxd_server.processes.worker import sizing
+        from jaxd_server.processes.worker.wiring import EarlierWorkers, Endings, WorkerComponents
         from jaxd_server.user_code.jax_callbacks import install_callback_redirection
 
         self._components = self.report.components = WorkerComponents(
             self._options,
             self._counters,
             self.report.answer,
-            Renewal(self.renew, lambda: self.host_channel.notify({"event": "wants_renewal"})),
-            self.end_idle,
+            Endings(
+                Renewal(self.renew, lambda: self.host_channel.notify({"event": "wants_renewal"})),
+                self.end_idle,
+                self.replace,
+            ),
             EarlierWorkers(self._suspects, self._memory_loss),
             self._recorder,
-            self.replace,
+            sizing.fork_server(self._options),
         )
         self._components.view.epoch = self.report.epoch
         if self._principal is not None:

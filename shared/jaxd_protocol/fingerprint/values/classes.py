@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import re
 import sys
 from collections.abc import Collection
 from enum import Enum, EnumMeta
@@ -58,6 +59,17 @@ _ENUM_MACHINERY: Final = frozenset(
     ]
 )
 """Attributes that `enum` makes of the members and the boundary."""
+
+_FROM_PYDANTIC_SCHEMA: Final = frozenset({"__pydantic_serializer__", "__pydantic_validator__"})
+"""Made from the schema of the class, which counts."""
+
+_PYDANTIC_MEMORY: Final = frozenset(
+    {"__pydantic_parent_namespace__", "__pydantic_setattr_handlers__"}
+)
+"""Where pydantic looks types up, and which attributes have been assigned."""
+
+_REFERENCES: Final = frozenset({"ref", "schema_ref"})
+_ADDRESS: Final = re.compile(r":(\d{6,})")
 
 _ENUM_HOOKS: Final = frozenset({"_generate_next_value_", "_new_member_", "__new_member__"})
 """Attributes in which `enum` keeps a function of the class, or one of its own."""
@@ -184,10 +196,8 @@ def _emit_content(walk: Walk, cls: type) -> None:
 
 
 def _attribute(walk: Walk, name: str, label: str, value: Any) -> None:
-    from jaxd_protocol.fingerprint.values import generated  # many functions reach no class
-
     before, walk.label = walk.label, label
-    if not (name.startswith("__") and generated.emit_attribute(walk, name, value)):
+    if not (name.startswith("__") and _emit_generated(walk, name, value)):
         walk.emit(value)
     walk.label = before
 
@@ -201,9 +211,7 @@ def _virtual_subclasses(walk: Walk, found: Collection[type]) -> None:
 def _is_content(cls: type, name: str) -> bool:
     if isinstance(cls, EnumMeta):
         return is_enum_content(cls, name)
-    from jaxd_protocol.fingerprint.values import generated  # as above
-
-    if generated.is_left_out(cls, name):
+    if _repeats_or_remembers(cls, name):
         return False
     slots = vars(cls).get("__slots__", ())
     return name not in ((slots,) if isinstance(slots, str) else tuple(slots))
@@ -255,3 +263,60 @@ def slot_names(cls: type) -> list[str]:
         for name, content in vars(base).items()
         if type(content) is MemberDescriptorType and "__slots__" in vars(base)
     ]
+
+
+# What libraries put into the classes of the user says the same in each process and has other bytes
+# in each: addresses, and hashes of texts.
+
+
+def _repeats_or_remembers(cls: type, name: str) -> bool:
+    """Whether an attribute of a class of the user's only repeats or remembers something."""
+    if name in _PYDANTIC_MEMORY:
+        return True
+    return name in _FROM_PYDANTIC_SCHEMA and type(_schema_of(cls)) is dict
+
+
+def _schema_of(cls: type) -> Any:
+    return vars(cls).get("__pydantic_core_schema__")
+
+
+def _emit_generated(walk: Walk, name: str, value: Any) -> bool:
+    """Appends an attribute that a library has made; False for any other."""
+    if name == "__pydantic_core_schema__" and type(value) is dict:
+        walk.emit(_without_addresses(value, {}))
+    elif name == "__hash__" and _is_made_by_attrs(value):
+        walk.tag("attrs hash")  # it begins with the hash of a text
+    else:
+        return False
+    return True
+
+
+def _is_made_by_attrs(value: Any) -> bool:
+    is_function = isinstance(value, FunctionType)
+    return is_function and value.__code__.co_filename.startswith("<attrs generated ")
+
+
+def _without_addresses(schema: Any, known: dict[str, int]) -> Any:
+    """A copy of a schema in which the addresses of classes are numbered as they are met."""
+    if type(schema) is list or type(schema) is tuple:
+        return type(schema)([_without_addresses(each, known) for each in schema])
+    if type(schema) is not dict:
+        return schema
+    is_node = "type" in schema
+    return {
+        name: _ADDRESS.sub(lambda found: f":{known.setdefault(found[1], len(known))}", each)
+        if is_node and name in _REFERENCES and type(each) is str
+        else _without_addresses(each, known)
+        for name, each in schema.items()
+    }
+
+
+def emit_field(walk: Walk, value: Any) -> None:
+    """Appends a field of a dataclass, or of a class that attrs has made, without its annotation."""
+    walk.tag("field")
+    for name in sorted(name for name in type(value).__slots__ if name != "type"):
+        content = getattr(value, name, None)
+        walk.text(name)
+        walk.emit_child(
+            f".{name}", getattr(content, "name", None) if name == "_field_type" else content
+        )

@@ -16,9 +16,9 @@ from jaxd_protocol.fingerprint.canonical_bytes import constant
 from jaxd_protocol.fingerprint.function_wrapper import FunctionWrapper
 from jaxd_protocol.fingerprint.guards import MISSING, has_no_hidden_state
 from jaxd_protocol.fingerprint.unpatched import globals_module
-from jaxd_protocol.fingerprint.values import generated, mappings, modules, settings
+from jaxd_protocol.fingerprint.values import mappings, modules, settings
 from jaxd_protocol.fingerprint.values.arrays import emit_array
-from jaxd_protocol.fingerprint.values.classes import emit_by_content
+from jaxd_protocol.fingerprint.values.classes import emit_by_content, emit_field
 from jaxd_protocol.fingerprint.values.reductions import (
     code_asked,
     forwards,
@@ -97,7 +97,7 @@ def _emit_instance(walk: Walk, value: Any) -> None:
         return
     name = f"{kind.__module__}.{kind.__qualname__}"
     if type(value) is Field or name == "attr._make.Attribute":
-        walk.numbered(value, generated.emit_field)
+        walk.numbered(value, emit_field)
     elif name == "flax.typing.HashableMapping":
         walk.numbered(value, _flax_mapping)
     elif isinstance(value, ContextVar):

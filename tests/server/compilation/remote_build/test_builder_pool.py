@@ -23,21 +23,18 @@ class Scenario:
 
     Attributes:
         next: states of those that are started next; `ready` after that.
-        hasty: of each that was started, whether somebody may wait for it.
     """
 
     def __init__(self, lifetime: Lifetime = USUAL_LIFETIME) -> None:
         self.now = 100.0
         self.started: list[Any] = []
-        self.hasty: list[bool] = []
         self.next: list[str] = []
         self.pool = BuilderPool(
             *(Counters(), ImportedPackages(), DeadlyFunctions(), self._start),
             *(lifetime, lambda: self.now),
         )
 
-    def _start(self, in_haste: bool) -> Any:
-        self.hasty.append(in_haste)
+    def _start(self) -> Any:
         state = self.next.pop(0) if self.next else "ready"
         self.started.append(FakeBuilder(state))
         return self.started[-1]
@@ -117,9 +114,6 @@ def test_a_spare_is_started_when_all_are_at_work_for_long() -> None:
         if lends:
             scenario.lend()
     assert started == [1, 1, 1, 2]
-    scenario.lend()
-    scenario.lend()
-    assert scenario.hasty == [True, False, True]
 
 
 def test_who_waits_for_one_that_starts_gets_one_that_comes_back() -> None:

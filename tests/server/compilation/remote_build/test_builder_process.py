@@ -6,8 +6,11 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import pytest
@@ -16,6 +19,7 @@ from jaxd_protocol.jit.options import Options
 from jaxd_server.compilation.functions.function import Described
 from jaxd_server.compilation.remote_build import builder_process
 from jaxd_server.compilation.remote_build.builder_process import BuilderProcess
+from jaxd_server.compilation.remote_build.builder_start import ForkServer, new_interpreter
 from jaxd_server.compilation.remote_build.messages import (
     BuildOrder,
     CompileOrder,
@@ -41,47 +45,50 @@ for module, name, value in (  # which import jax, and all that is needed of them
     sys.modules[module] = types.ModuleType(module)
     setattr(sys.modules[module], name, value)
 from jaxd_server.compilation.remote_build.messages import CompileOrder, Event, Outdated, Ready
-argument = json.loads(sys.argv[1])
-connection = Connection(argument["fd"])
-assert os.getppid() == argument["parent"]
+
+def main(argument):
+    connection = Connection(argument["fd"])
+    assert os.getppid() == argument["parent"]
 {before}
-connection.send(Ready(b"program", b"name"))
-held = []
-while True:
-    try:
-        order = connection.recv()
-    except EOFError:
-        break
-    if isinstance(order, CompileOrder):
-        continue
-    if order.described.name == "exit":
-        os._exit(3)
-    elif order.described.name in ("fork", "answer and fork"):
-        if os.fork() == 0:  # and holds the socket until the worker closes it
-            with contextlib.suppress(EOFError):
-                connection.recv()
-            os._exit(0)
-        if order.described.name != "fork":
-            connection.send(Outdated(order.number, [order.described.name]))
-        os.write(connection.fileno(), b"\\0\\0")  # the beginning of a message
-        os._exit(4)
-    elif order.described.name == "leave one":  # a process, when the order has been answered
-        with open(os.devnull) as null:
-            import subprocess
-            one = subprocess.Popen(["sleep", "600"], stdin=null, stdout=null, stderr=null)
-        connection.send(Outdated(order.number, [str(one.pid)]))
-    elif order.described.name == "close":
-        connection.close()
-        threading.Event().wait()
-    elif order.described.name == "nonsense":
-        connection.send_bytes(b"nonsense")
-    elif order.described.name == "hold":
-        connection.send(Event(order.number, "stage", {{"stage": "held"}}))
-        held.append(order.number)
-    else:
-        for number in [order.number, *held]:
-            connection.send(Outdated(number, [order.described.name]))
-        held.clear()
+    connection.send(Ready(b"program", b"name"))
+    held = []
+    while True:
+        try:
+            order = connection.recv()
+        except EOFError:
+            break
+        if isinstance(order, CompileOrder):
+            continue
+        if order.described.name == "exit":
+            os._exit(3)
+        elif order.described.name in ("fork", "answer and fork"):
+            if os.fork() == 0:  # and holds the socket until the worker closes it
+                with contextlib.suppress(EOFError):
+                    connection.recv()
+                os._exit(0)
+            if order.described.name != "fork":
+                connection.send(Outdated(order.number, [order.described.name]))
+            os.write(connection.fileno(), b"\\0\\0")  # the beginning of a message
+            os._exit(4)
+        elif order.described.name == "leave one":  # a process, when the order has been answered
+            with open(os.devnull) as null:
+                import subprocess
+                one = subprocess.Popen(["sleep", "600"], stdin=null, stdout=null, stderr=null)
+            connection.send(Outdated(order.number, [str(one.pid)]))
+        elif order.described.name == "close":
+            connection.close()
+            threading.Event().wait()
+        elif order.described.name == "nonsense":
+            connection.send_bytes(b"nonsense")
+        elif order.described.name == "hold":
+            connection.send(Event(order.number, "stage", {{"stage": "held"}}))
+            held.append(order.number)
+        else:
+            for number in [order.number, *held]:
+                connection.send(Outdated(number, [order.described.name]))
+            held.clear()
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
 """
 
 Start = Callable[..., BuilderProcess]
@@ -98,11 +105,11 @@ def start() -> Iterator[Start]:
     started: list[BuilderProcess] = []
 
     def run(
-        before: str = "", *, understands: bool = True, command: Any = None, **more: Any
+        before: str = "", *, understands: bool = True, how: Any = None, **more: Any
     ) -> BuilderProcess:
-        fake = (sys.executable, "-c", FAKE.format(before=before))
-        command = command or fake
-        started.append(BuilderProcess("text", lambda *_: understands, command, **more))
+        fake = FAKE.format(before=indent(before, "    "))
+        how = how or new_interpreter((sys.executable, "-c", fake))
+        started.append(BuilderProcess("text", lambda *_: understands, how, **more))
         return started[-1]
 
     with pytest.MonkeyPatch.context() as patch:
@@ -110,6 +117,20 @@ def start() -> Iterator[Start]:
         yield run
     for builder in started:
         builder.close()
+
+
+@pytest.fixture
+def fork_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[ForkServer]:
+    """Forks fakes."""
+    (tmp_path / "forked_fake.py").write_text(FAKE.format(before=""))
+    monkeypatch.syspath_prepend(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of jax, which this process has used
+        server = ForkServer("forked_fake")
+    yield server
+    server.close()
 
 
 class Asking(threading.Thread):
@@ -167,10 +188,13 @@ ENDS: dict[str, tuple[Callable[[BuilderProcess], object], Ended]] = {
 }
 
 
+@pytest.mark.parametrize("is_forked", [False, True])
 @pytest.mark.parametrize("how", ENDS)
-def test_its_end_ends_all_orders_and_what_they_have_started(how: str, start: Start) -> None:
+def test_its_end_ends_all_orders_and_what_they_have_started(
+    how: str, is_forked: bool, start: Start, fork_server: ForkServer
+) -> None:
     """Each is told how; closing and stopping blame none. No process is left."""
-    builder = start()
+    builder = start(how=fork_server.start if is_forked else None)
     assert builder.wait()
     reply = builder.ask(order("leave one"), SILENT)
     assert isinstance(reply, Outdated)
@@ -206,19 +230,6 @@ def test_its_end_is_seen_although_a_process_that_it_forked_lives_on(
     expected = Ended("exit code 4", "died") if name == "fork" else Outdated(1, [name])
     assert asking.reply == expected
     until(lambda: builder.state == "ended")
-
-
-@pytest.mark.parametrize(("in_haste", "more"), [(True, 0), (False, builder_process.NICE)])
-def test_one_that_nobody_waits_for_starts_with_a_lower_priority(
-    in_haste: bool, more: int, start: Start
-) -> None:
-    """So that those that work are not kept from it."""
-    builder = start("threading.Event().wait()", in_haste=in_haste)
-    own = os.getpriority(os.PRIO_PROCESS, 0)
-    until(lambda: builder.pid is not None)
-    assert builder.pid is not None
-    expected = min(19, own + more)
-    until(lambda: os.getpriority(os.PRIO_PROCESS, builder.pid or 0) == expected)
 
 
 @pytest.mark.parametrize("name", ["close", "nonsense"])
@@ -309,7 +320,12 @@ def test_one_that_is_ended_while_it_starts_has_not_failed(start: Start) -> None:
 
 
 @pytest.mark.parametrize(
-    "what", [{"understands": False}, {"target": "another"}, {"command": ("/nonexistent/python",)}]
+    "what",
+    [
+        {"understands": False},
+        {"target": "another"},
+        {"how": new_interpreter(("/nonexistent/python",))},
+    ],
 )
 def test_one_that_is_of_no_use_takes_no_order(what: Any, start: Start) -> None:
     """Such as one for another target: what it builds would stand for other settings."""
