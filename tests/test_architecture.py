@@ -95,6 +95,7 @@ NAMES_PRIVATE_PARTS_OF_JAX = {
 
 # The only files in which bytes become objects or code, each with who has written the bytes.
 OPENS_BYTES = {
+    "client/jaxd/interop/library_state.py": "a library that this process has imported",
     "client/jaxd/cli/notebook.py": "what the user types behind a magic, in the user's own names",
     "server/jaxd_server/jax_compat/lowered_transfer.py": "this server's builders, or its user",
     "shared/jaxd_protocol/jax_objects/program_bytes.py": "this server, or one of this very user",

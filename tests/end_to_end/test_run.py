@@ -363,6 +363,53 @@ print(jax.jit(lambda weights, x: apply(weights, x))(weights, x))
 """
 
 
+LIBRARY_SETTINGS = """
+import sys, flax, jax, jax.numpy as jnp
+import equinox as eqx
+
+@jax.jit
+def at_least(x):
+    return eqx.error_if(x, x < 0, "it is negative") * 2
+
+@jax.jit
+def settings(x):
+    return x * (1 + flax.config.flax_fix_rng_separator)
+
+if sys.argv[1:]:
+    flax.config.update("flax_fix_rng_separator", True)
+print(at_least(-1.0), settings(1.0))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.libraries("flax", "equinox")
+def test_settings_of_libraries_are_part_of_the_key(
+    environment: Environment, tmp_path: Path, client: Client
+) -> None:
+    """Also those that a library has from the environment when it is imported.
+
+    What was traced in a process answers the next one that has the same; a server traces nothing.
+    """
+    (tmp_path / "settings.py").write_text(LIBRARY_SETTINGS)
+    found = []
+    for place, on_error, *change in (
+        *(("here", "off"), ("here", "nan", "fixed"), ("here", "off"), ("here", "nan", "fixed")),
+        ("server", "nan"),
+    ):
+        own = environment | {"JAXD_PLACE": place, "EQX_ON_ERROR": on_error}
+        before = client.statistics().compiles
+        served = run((*JAXD_RUN, "--report", "settings.py", *change), own, tmp_path)
+        compiles = client.statistics().compiles > before
+        found.append((served.stdout, compiles, counts_in(served.stderr)["fell back"] > 0))
+    assert found == [
+        ("-2.0 1.0\n", True, False),
+        ("nan 2.0\n", True, False),
+        ("-2.0 1.0\n", False, False),
+        ("nan 2.0\n", False, False),
+        ("nan 1.0\n", False, True),
+    ]
+
+
 LIBRARY_HANDLERS = """
 import jax, numpyro
 

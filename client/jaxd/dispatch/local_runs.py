@@ -23,7 +23,6 @@ from jaxd.connection.settings import Settings
 from jaxd.interop.jax_runtime import (
     import_jax,
     jax_changes,
-    library_contexts,
     loaded_jax,
     started_platform,
 )
@@ -225,12 +224,10 @@ class FormerRuns:
     def write(self, server: object) -> None:
         """Writes down which functions no server could answer in this process.
 
-        None where code of the user's has stood in jax itself, or a thread was in a context of a
-        library: that says nothing of the functions.
+        None where code of the user's has stood in jax itself, a thread was in a context of a
+        library, or one has settings: that says nothing of the functions.
         """
-        if jax_changes.were_found or library_contexts.were_found:
-            return
-        file = _file_for(server)
+        file = None if jax_changes.were_found or _has_state() else _file_for(server)
         if file is None:
             return
         found = {
@@ -267,6 +264,15 @@ def _is_of_the_user(file: str) -> bool:
 
 former_runs: Final = FormerRuns()
 """Of this process."""
+
+
+def _has_state() -> bool:
+    """Whether libraries have had something in this process that a server does not have."""
+    if loaded_jax() is None:
+        return False
+    from jaxd.interop.library_state import library_contexts, library_settings  # not without jax
+
+    return library_contexts.were_found or bool(library_settings.changed())
 
 
 def _file_for(server: object) -> str | None:

@@ -6,20 +6,16 @@ import importlib
 import os
 import sys
 import threading
-from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextvars import Context, ContextVar
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
-from types import FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from jaxd_protocol.base.process import reset_after_fork, start_thread
+from jaxd_protocol.base.process import reset_after_fork
 from jaxd_protocol.errors import ConfigurationError, JaxdError, PackingError, TracerError
 from jaxd_protocol.jit.options import CONFIG_DEFAULTS, Config, normal_config
 from jaxd_protocol.packages.installed import (
-    OWN_PACKAGES,
-    SERVER_PACKAGES,
-    content_of,
     is_local_module,
 )
 from jaxd_protocol.pytree import Leaf, TreeEncoder
@@ -261,6 +257,11 @@ def _traces() -> Iterator[Any]:
         trace = getattr(trace, "parent_trace", None)
 
 
+def is_in_trace() -> bool:
+    """Whether jax traces the caller, in any way."""
+    return any(type(each).__name__ != "EvalTrace" for each in _traces())
+
+
 def is_checked() -> bool:
     """Whether checkify traces the caller: then it has to see each call, also of known values."""
     if "jax.experimental.checkify" not in sys.modules:
@@ -456,185 +457,3 @@ def _is_local(content: dict[str, Any]) -> bool:
 
 jax_changes: Final = JaxChanges()
 """Those of this process."""
-
-
-# contexts of libraries ----------------------------------------------------------------------------
-
-_ATOMS: Final = (bool, int, float, complex, str, bytes, type(None))
-_SEQUENCES: Final = (list, tuple, deque)
-_DEEPEST: Final = 4
-
-
-class _Place(NamedTuple):
-    """Something that has another content in a context.
-
-    Attributes:
-        name: of the module, and in it.
-        holder: a `threading.local`, a `ContextVar`, or a `_Global`.
-        first: what it holds where nobody has set anything.
-    """
-
-    name: str
-    holder: Any
-    first: Mapping[str, Any]
-
-
-class _Global(NamedTuple):
-    """A global of a module that its context managers change.
-
-    Attributes:
-        content: of the module.
-        name: in it.
-        first: what it holds outside of them.
-    """
-
-    content: Mapping[str, Any]
-    name: str
-    first: Any
-
-
-class LibraryContexts:
-    """Looks whether this thread is in a context of a library that requires jax. Thread-safe.
-
-    That is where a `threading.local` or `ContextVar` of its modules holds something that it does
-    not hold in a new thread, or where a global that their context managers change is not as the
-    module's code makes it. ``with flax.linen.intercept_methods(f):`` and the handlers of numpyro
-    change what is traced, and no function reaches that, so no walk finds it. Those of jax itself
-    are settings, and part of each key.
-
-    Attributes:
-        were_found: whether it was in one at any time.
-    """
-
-    def __init__(self) -> None:
-        self.were_found = False
-        self._places: list[_Place] = []
-        self._seen: set[str] = set()
-        self._count = 0
-        self.after_fork()
-        reset_after_fork(self)
-
-    def after_fork(self) -> None:
-        """In the child of a fork: a thread of the parent may have held the lock."""
-        self._lock = threading.Lock()  # guards what is found
-
-    def check(self) -> None:
-        """Returns where the thread is in none, or only within a trace of jax, which is in it.
-
-        Raises:
-            PackingError: when it is in one; the message names it.
-        """
-        if loaded_jax() is None or any(type(each).__name__ != "EvalTrace" for each in _traces()):
-            return
-        with self._lock:
-            if len(sys.modules) != self._count:
-                self._count = len(sys.modules)
-                self._places += _with_first(list(self._new_holders()))
-        for place in self._places:
-            now = _content(place.holder)
-            if not _are_same(now, place.first):
-                self.were_found = True
-                raise PackingError(
-                    f"this thread is in a context of a library: {place.name} holds something that "
-                    "it does not hold outside of one, as on a server. That may change what is "
-                    "traced. Enter it in the function, or run the function here with JAXD_INLINE=1."
-                )
-
-    def _new_holders(self) -> Iterator[tuple[str, Any]]:
-        """Those in modules that were loaded since the last look, with their names."""
-        from jaxd_protocol.fingerprint.code.assignments import initial_values, names_of_contexts
-
-        for name in sys.modules.copy():
-            if name in self._seen:
-                continue
-            content = {} if _is_other(name) else content_of(name)
-            if getattr(content.get("__spec__"), "_initializing", False):
-                continue
-            self._seen.add(name)
-            for key, value in content.copy().items():
-                cls = type(value)
-                is_one = cls is ContextVar or threading.local in cls.__mro__
-                if is_one and self._is_new(value) and _requires_jax(name.partition(".")[0]):
-                    yield f"{name}.{key}", value
-            changed = names_of_contexts(content)
-            if changed and _requires_jax(name.partition(".")[0]):
-                for key, first in initial_values(content, changed).items():
-                    yield f"{name}.{key}", _Global(content, key, first)
-
-    def _is_new(self, holder: Any) -> bool:
-        return all(holder is not each.holder for each in self._places)
-
-
-def _is_other(module: str) -> bool:
-    """Whether a module is none of a library on jax, as far as its name says."""
-    root = module.partition(".")[0]
-    return root in SERVER_PACKAGES or root in OWN_PACKAGES or root in sys.stdlib_module_names
-
-
-@cache
-def _requires_jax(package: str) -> bool:
-    from jaxd_protocol.packages.distributions import requirements
-
-    return not is_local_module(package) and "jax" in requirements(package)
-
-
-def _with_first(found: list[tuple[str, Any]]) -> list[_Place]:
-    """The same, with what they hold in a new thread and an empty context."""
-    places: list[_Place] = []
-
-    def look() -> None:
-        for name, holder in found:
-            first = {"": holder.first} if type(holder) is _Global else _content(holder)
-            places.append(_Place(name, holder, first))
-
-    if found:
-        thread = threading.Thread(target=Context().run, args=(look,), name="jaxd-contexts")
-        start_thread(thread)
-        thread.join()
-    return places
-
-
-def _content(holder: Any) -> Mapping[str, Any]:
-    """What it holds in this thread, but for caches, and what Python notes: `__orig_class__`."""
-    if type(holder) is ContextVar:
-        return {"": holder.get(None)}
-    if type(holder) is _Global:
-        return {"": holder.content.get(holder.name)}
-    named = vars(holder).items()
-    return {name: each for name, each in named if not (name[:2] == "__" or "cache" in name)}
-
-
-def _is_same(now: Any, first: Any, depth: int = 0) -> bool:
-    """Whether two contents may mean the same; what is empty is as if it were not there."""
-    if now is first or depth > _DEEPEST:
-        return True
-    if _is_nothing(now) or _is_nothing(first):
-        return _is_nothing(now) and _is_nothing(first)
-    if type(now) is not type(first):
-        return False
-    if isinstance(now, _ATOMS):
-        return bool(now == first)
-    if isinstance(now, FunctionType):
-        return now.__code__ is first.__code__
-    if isinstance(now, _SEQUENCES):
-        pairs = zip(now, first, strict=False)
-        return len(now) == len(first) and all(_is_same(*pair, depth + 1) for pair in pairs)
-    if isinstance(now, set | frozenset):
-        return bool(now == first)
-    if not isinstance(now, Mapping):
-        now, first = getattr(now, "__dict__", {}), getattr(first, "__dict__", {})
-    return _are_same(now, first, depth + 1)
-
-
-def _are_same(now: Mapping[Any, Any], first: Mapping[Any, Any], depth: int = 0) -> bool:
-    return all(_is_same(now.get(each), first.get(each), depth) for each in {*now} | {*first})
-
-
-def _is_nothing(value: Any) -> bool:
-    if isinstance(value, _ATOMS):
-        return not value
-    return isinstance(value, (*_SEQUENCES, Mapping, set, frozenset)) and len(value) == 0
-
-
-library_contexts: Final = LibraryContexts()
-"""Those that threads of this process are in."""

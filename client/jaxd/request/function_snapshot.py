@@ -17,7 +17,7 @@ from time import monotonic
 from types import FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from jaxd.interop.jax_runtime import jax_changes, library_contexts
+from jaxd.interop.jax_runtime import jax_changes, loaded_jax
 from jaxd.results.local_objects import LocalObjects
 from jaxd.results.reader import ResultForm, ResultReader
 from jaxd_protocol.base.bounded import BoundedDict
@@ -221,6 +221,7 @@ class FunctionSnapshot:
         learned: what the function is known to read of this process.
         refused: calls that a server has refused and that run here, by `CallRequest.kind`: why.
         served: submitted calls that a server has answered, likewise.
+        settings: those of libraries on jax that a server does not have, see `LibrarySettings`.
 
     Raises:
         PackingError: when it reaches something that can be neither in a key nor carried.
@@ -267,7 +268,9 @@ class FunctionSnapshot:
         self.after_fork()
         self.takes_arguments = self.targets.takes_arguments and not options.transformations
         entries = () if listed is None else listed.entries
-        self.manifest = FunctionManifest.of(self._walk_result.fingerprint, ignored, entries)
+        self.settings = _library_settings()
+        found = self._walk_result.fingerprint
+        self.manifest = FunctionManifest.of(found, ignored, entries).with_settings(self.settings)
         self.learned: tuple[ProcessRead, ...] = ()
         self.reader = ResultReader({}, _local_objects(self.name, self._walk_result))
         if self.archives is not None:
@@ -368,12 +371,17 @@ class FunctionSnapshot:
         For the first call with it, which is when `jax.jit` traces; later ones get what that got.
 
         Raises:
-            PackingError: when code of the user's stands in jax itself, or this thread is in a
-                context of a library: see `JaxChanges` and `LibraryContexts`.
+            PackingError: when code of the user's stands in jax itself, this thread is in a context
+                of a library, or settings of libraries have changed since this was made: see
+                `JaxChanges`, `LibraryContexts` and `LibrarySettings`.
         """
         try:
             jax_changes.check(self.guards.looked_up)
-            library_contexts.check()
+            if loaded_jax() is not None:
+                from jaxd.interop.library_state import library_contexts  # not without jax
+
+                library_contexts.check()
+            self._check_settings()
         except PackingError as error:
             set_origin(error, FailureOrigin("packing"))
             raise
@@ -403,7 +411,16 @@ class FunctionSnapshot:
         """Takes note of what the function reads of its process: the next call is made with that."""
         if {*reads} - {each.read for each in self.manifest.reads}:
             self.learned = reads
-            self.guards.answer(lambda: None, True)  # which never holds
+            self._outdate()
+
+    def _check_settings(self) -> None:
+        if self.settings != _library_settings():
+            self._outdate()
+            raise PackingError("settings of libraries have changed since the last call.")
+
+    def _outdate(self) -> None:
+        """Has the next call look at the function again."""
+        self.guards.answer(lambda: None, True)  # which never holds
 
     def record(self, reads: tuple[ProcessRead, ...]) -> None:
         """Counts what this process has now of what the function reads, and guards it.
@@ -446,8 +463,16 @@ class FunctionSnapshot:
         """The packed function. Only a server that does not know it requests this.
 
         Raises:
-            PackingError: when something that it reaches cannot travel.
+            PackingError: when something that it reaches cannot travel, or a server would trace it
+                under other settings of libraries.
         """
+        if self.settings:
+            name, content = self.settings[0]
+            raise PackingError(
+                f"{name} is {content} in this process, and on a server it is as libraries have it "
+                "at first: only what was traced here may answer. Set it within the function, or "
+                "have it traced here with place='here'."
+            )
         with self._packing:
             if self._packed is None:
                 from jaxd_protocol.pickling.pack.functions import pack_function
@@ -507,6 +532,14 @@ class FunctionSnapshot:
 def _held_twice(objects: Sequence[Any]) -> list[Any]:
     counts = Counter(map(id, objects))
     return [each for each in objects if counts[id(each)] > 1]
+
+
+def _library_settings() -> tuple[tuple[str, str], ...]:
+    if loaded_jax() is None:
+        return ()
+    from jaxd.interop.library_state import library_settings  # not without jax
+
+    return library_settings.changed()
 
 
 def is_admitted(snapshot: FunctionSnapshot, skeleton: bytes) -> bool:
@@ -721,7 +754,8 @@ class SnapshotCache:
         """The snapshot for the first call with a signature."""
         with self._lock:
             found = snapshot
-            if not (snapshot.is_fresh or snapshot.guards.complete):
+            is_as_it_was = snapshot.is_fresh or snapshot.guards.complete
+            if not is_as_it_was or snapshot.settings != _library_settings():
                 fresh = self._take_snapshot(snapshot, snapshot.installed)
                 if fresh.fingerprint != snapshot.fingerprint:
                     found = fresh

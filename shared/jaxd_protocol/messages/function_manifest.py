@@ -7,7 +7,8 @@ same. It also keeps the parts, to report later how another function differs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from hashlib import blake2b
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,6 +24,7 @@ from jaxd_protocol.fingerprint.process_view import SALT
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.jit.static_args import parameters_of
 from jaxd_protocol.packages.distributions import Package
+from jaxd_protocol.pytree.literals import dump_literal
 
 if TYPE_CHECKING:
     from jaxd_protocol.fingerprint.process_view import ClientProcess
@@ -86,6 +88,22 @@ class FunctionManifest(NamedTuple):
             not found.unshared,
             callbacks,
         )
+
+    def with_settings(self, settings: Iterable[tuple[str, str]]) -> FunctionManifest:
+        """That of the function under settings of libraries that no fresh process has.
+
+        Args:
+            settings: names and contents; where there are none, it is the same.
+        """
+        rows = tuple(settings)
+        if not rows:
+            return self
+        fingerprint = blake2b(dump_literal((self.fingerprint, rows)), digest_size=16).digest()
+        parts = [
+            Part("installed", name, blake2b(content.encode(), digest_size=8).digest(), content)
+            for name, content in rows
+        ]
+        return self._replace(fingerprint=fingerprint, parts=(*self.parts, *parts))
 
     @property
     def listed(self) -> CallbackList | None:

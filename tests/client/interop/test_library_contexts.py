@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import pytest
 
-from jaxd.interop.jax_runtime import LibraryContexts
+from jaxd.interop.library_state import LibraryContexts
 from jaxd_protocol.errors import PackingError
 from tests.fake_packages import FakeSite
 

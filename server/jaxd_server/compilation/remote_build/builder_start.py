@@ -201,18 +201,20 @@ def _serve(requests: socket.socket, worker: int, module: str) -> None:
     packages = ImportedPackages()
     packages.record()
     gc.freeze()
-    while (message := socket.recv_fds(requests, _MAX_MESSAGE, 1))[0]:
-        request, descriptors = json.loads(message[0]), message[1]
+
+    def answer(request: Mapping[str, Any], descriptors: Sequence[int]) -> dict[str, Any]:
         if "reap" in request:
             _, status = os.waitpid(request["reap"], 0)
-            answer = {"code": os.waitstatus_to_exitcode(status)}
-        elif packages.changes():  # what it has imported is not what is on disk
-            answer = {"is_outdated": True}
-        else:
-            answer = _fork(main, request["start"], descriptors[0], requests)
-        for descriptor in descriptors:
+            return {"code": os.waitstatus_to_exitcode(status)}
+        if packages.changes():  # what it has imported is not what is on disk
+            return {"is_outdated": True}
+        return _fork(main, request["start"], descriptors[0], requests)
+
+    while (message := socket.recv_fds(requests, _MAX_MESSAGE, 1))[0]:
+        answered = answer(json.loads(message[0]), message[1])
+        for descriptor in message[1]:
             os.close(descriptor)
-        requests.send(json.dumps(answer).encode())
+        requests.send(json.dumps(answered).encode())
 
 
 def _close_all_but(kept: int) -> None:

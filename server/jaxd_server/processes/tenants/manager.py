@@ -11,14 +11,15 @@ import os
 import sys
 import time
 from collections.abc import Container, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import Busy, JaxdError, ServerStartFailed
-from jaxd_server.auth.listeners import Listener, check_length
+from jaxd_protocol.network.addresses import Address
+from jaxd_server.auth.listeners import Listener, ListenerProbe, check_length, open_listeners
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.processes.supervision.quarantine import Quarantine, QuarantineFile
 from jaxd_server.processes.supervision.supervisor import Supervisor, installed_stamps
@@ -26,7 +27,6 @@ from jaxd_server.processes.supervision.tenant_settings import Tenant
 from jaxd_server.processes.supervision.untrusted_report import LISTS, printable, sanitize_report
 from jaxd_server.processes.supervision.worker_process import WorkerProcess
 from jaxd_server.processes.tenants.directory import TenantCleanup, TenantDirectory
-from jaxd_server.processes.tenants.tenant_worker import TenantWorker
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.system_memory import allow_files
 
@@ -34,6 +34,81 @@ _OF_ONE: Final = frozenset({"epoch", "idle_s"})
 """Numbers that cannot be added up."""
 
 Report = Mapping[str, Any]
+
+
+@dataclass(slots=True, eq=False)
+class TenantWorker:
+    """One principal's worker. Belongs to the thread of the event loop.
+
+    Attributes:
+        tenant: the principal.
+        token: the digest of its account's token; None: it has no account.
+        supervisor: keeps the worker.
+        listener: receives clients from the gateway; stays from one worker to the next.
+        closing: closes the listener.
+        task: runs the supervisor.
+        asked_at: when the gateway last requested it.
+    """
+
+    tenant: Tenant
+    token: str | None
+    supervisor: Supervisor
+    listener: Listener
+    closing: ExitStack
+    task: asyncio.Task[int] | None = None
+    asked_at: float = 0.0
+
+    @classmethod
+    def opened(
+        cls, tenant: Tenant, token: str | None, path: str, supervisor: Supervisor
+    ) -> TenantWorker:
+        """A worker whose socket is open; its supervisor has still to be run.
+
+        Args:
+            tenant: the principal.
+            token: see `TenantWorker`.
+            path: of its socket.
+            supervisor: of the worker.
+
+        Raises:
+            CannotListen: when there can be no socket at that path.
+        """
+        with ExitStack() as stack:
+            (listener,) = stack.enter_context(open_listeners([Address.unix(path)]))
+            return cls(tenant, token, supervisor, listener, stack.pop_all())
+
+    @property
+    def is_vacant(self) -> bool:
+        """Whether it has no process, and no client waits for one."""
+        sock = self.listener.socket
+        is_open = self.supervisor.is_resting and sock.fileno() >= 0
+        return is_open and not ListenerProbe(sock).has_waiting()
+
+    def release_path(self) -> None:
+        """Frees the path for the next worker of the same principal."""
+        with suppress(OSError):
+            os.unlink(self.listener.address.path)
+
+    def close(self) -> None:
+        """Closes the socket, and disconnects the clients that wait there."""
+        self.closing.close()
+
+    async def status(self) -> dict[str, Any]:
+        """Its description and status; a failure does not affect the report of the others."""
+        try:
+            status = await self.supervisor.status()
+        except Exception:  # noqa: BLE001
+            log_event("status_failed", principal=self.tenant.principal)
+            status = {"worker": {}, "worker_state": "unknown", "worker_silent_s": 0.0}
+        return self.supervisor.describe() | status
+
+    async def idle_s(self) -> float:
+        """Seconds without connection and call; 0 when that is unknown."""
+        try:
+            return await self.supervisor.idle_s()
+        except Exception:  # noqa: BLE001  as above
+            log_event("status_failed", principal=self.tenant.principal)
+            return 0.0
 
 
 def tenants_report(

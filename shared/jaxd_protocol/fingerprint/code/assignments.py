@@ -76,11 +76,12 @@ def assignments_of(module: ModuleType) -> Assignments:
 
 
 def _read_assignments(module: ModuleType) -> Assignments:
-    code = _code_of(module.__spec__, module.__name__)
+    code = code_of(module.__spec__, module.__name__)
     return _NOTHING_KNOWN if code is None else _assigned_in(code, str(module.__package__))
 
 
-def _code_of(spec: Any, module: str) -> CodeType | None:
+def code_of(spec: Any, module: str) -> CodeType | None:
+    """The code of a module; None where that cannot be known, such as of one in machine code."""
     loader: Any = getattr(spec, "loader", None)
     if type(loader) not in _LOADERS and loader is not FrozenImporter:
         return None  # who knows what that does when it is asked
@@ -263,17 +264,20 @@ def names_of_contexts(content: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(name for codes in _codes_of_contexts(content) for name in _changed_in(codes))
 
 
-def initial_values(content: Mapping[str, Any], names: Iterable[str]) -> Mapping[str, Any]:
+def initial_values(
+    content: Mapping[str, Any], names: Iterable[str], of_class: str = ""
+) -> Mapping[str, Any]:
     """What the code of a module itself assigns to names, once.
 
     Args:
         content: of the module.
-        names: of its globals.
+        names: of its globals, or of attributes of a class.
+        of_class: the name of that class in the module; empty: none.
 
     Returns:
         Constants, and an empty tuple for an empty list or dict; nothing of what cannot be known.
     """
-    code = _code_of(content.get("__spec__"), str(content.get("__name__")))
+    code = _body_of(content, of_class)
     if code is None:
         return {}
     found: dict[str, Any] = {}
@@ -287,12 +291,33 @@ def initial_values(content: Mapping[str, Any], names: Iterable[str]) -> Mapping[
             stored[name] += 1
             if at in targets:
                 stored[name] += 1  # one of two values
-            elif before[0] == "LOAD_CONST":
-                found[name] = code.co_consts[before[1]]
             elif before in _EMPTY:
                 found[name] = ()
+            elif before[0] == "LOAD_CONST":
+                found[name] = code.co_consts[before[1]]
+            elif of_class:
+                found |= _initial_of_global(content, name, code, before)
         before = op, arg
     return {name: value for name, value in found.items() if stored[name] == 1}
+
+
+def _body_of(content: Mapping[str, Any], of_class: str) -> CodeType | None:
+    """The code of a module, or of the body of a class in it; None where that cannot be known."""
+    code = code_of(content.get("__spec__"), str(content.get("__name__")))
+    if code is None or not of_class:
+        return code
+    bodies = [each for each in nested_codes(code) if each.co_qualname == of_class]
+    return bodies[0] if len(bodies) == 1 else None
+
+
+def _initial_of_global(
+    content: Mapping[str, Any], name: str, code: CodeType, load: tuple[str, int]
+) -> Mapping[str, Any]:
+    """What the body of a class assigns to a name where it loads a global of the module."""
+    if load[0] != "LOAD_NAME":
+        return {}
+    other = code.co_names[load[1]]
+    return {name: each for each in initial_values(content, [other]).values()}  # noqa: B035  one
 
 
 def _units(code: bytes) -> Iterator[tuple[int, str, int]]:
@@ -334,3 +359,64 @@ def _changed_in(codes: list[CodeType]) -> set[str]:
                 emptied.update([last.value] if each.value in _POPS else [])
             last = each
     return assigned | filled & emptied
+
+
+# settings -----------------------------------------------------------------------------------------
+
+_STORE_ATTR: Final = dis.opmap["STORE_ATTR"]
+
+
+def names_of_settings(content: Mapping[str, Any]) -> Mapping[str, set[str]]:
+    """The globals of a module, and the attributes of its classes, that its functions set.
+
+    That is where they put what they were given, or have computed, and no constant.
+
+    Args:
+        content: of the module.
+
+    Returns:
+        The names by that of the class; by an empty text those of globals.
+    """
+    found: dict[str, set[str]] = {}
+    for function, owner in _setters(content):
+        operations = function.__code__.co_code[::2]
+        if _STORE_GLOBAL in operations or _STORE_ATTR in operations:  # few: to list all takes long
+            for cls, name in _set_by(function.__code__, content, owner):
+                found.setdefault(cls, set()).add(name)
+    return found
+
+
+def _setters(content: Mapping[str, Any]) -> Iterator[tuple[FunctionType, str]]:
+    """A module's functions, and those in its classes; each class method with that of its class."""
+    for value in list(content.values()):
+        held = vars(value).copy().values() if _is_own_class(value, content) else ()
+        methods = [each for each in held if type(each) in (classmethod, staticmethod)]
+        owners = [value.__qualname__ if type(each) is classmethod else "" for each in methods]
+        inner = [each.__func__ for each in methods]
+        for function, owner in ((value, ""), *zip(inner, owners, strict=True)):
+            if type(function) is FunctionType and function.__globals__ is content:
+                yield function, owner
+
+
+def _set_by(code: CodeType, content: Mapping[str, Any], owner: str) -> Iterator[tuple[str, str]]:
+    """Class, or an empty text, and name of what a function sets to what is no constant."""
+    listed = Instructions(code)
+    for at, each in enumerate(listed):
+        if each.op == "STORE_GLOBAL" and listed[at - 1].op != "LOAD_CONST":
+            yield "", each.value
+        elif each.op == "STORE_ATTR" and at > 1 and listed[at - 2].op != "LOAD_CONST":
+            cls = _class_loaded(listed[at - 1], code, content, owner)
+            yield from [(cls, each.value)] if cls else []
+
+
+def _class_loaded(load: Instruction, code: CodeType, content: Mapping[str, Any], owner: str) -> str:
+    """The name of the module's class that an instruction loads; empty for anything else."""
+    if owner and load.op.startswith("LOAD_FAST") and load.value == code.co_varnames[0]:
+        return owner
+    found: Any = content.get(load.value) if load.op == "LOAD_GLOBAL" else None
+    return str(found.__qualname__) if _is_own_class(found, content) else ""
+
+
+def _is_own_class(value: Any, content: Mapping[str, Any]) -> bool:
+    is_class = type in type(value).__mro__  # a lazy object would run code for `isinstance`
+    return is_class and value.__module__ == content.get("__name__")

@@ -33,8 +33,7 @@ from jaxd_server.processes.supervision import supervisor
 from jaxd_server.processes.supervision.supervisor import Supervisor
 from jaxd_server.processes.supervision.tenant_settings import Tenant
 from jaxd_server.processes.tenants.directory import TenantCleanup, TenantDirectory
-from jaxd_server.processes.tenants.manager import FailedStarts, TenantManager
-from jaxd_server.processes.tenants.tenant_worker import TenantWorker
+from jaxd_server.processes.tenants.manager import FailedStarts, TenantManager, TenantWorker
 from tests.server.host_process import HostProcess, ask
 from tests.server.processes.supervision.test_quarantine import entry
 from tests.server.staging import until

@@ -15,8 +15,7 @@ from jaxd_protocol.errors import CannotListen
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.processes.supervision.supervisor import Supervisor
 from jaxd_server.processes.supervision.tenant_settings import Tenant, User
-from jaxd_server.processes.tenants.manager import RollingRestart, tenants_report
-from jaxd_server.processes.tenants.tenant_worker import TenantWorker
+from jaxd_server.processes.tenants.manager import RollingRestart, TenantWorker, tenants_report
 
 GATEWAY = {"worker": {"running_calls": 0}, "worker_state": "ready", "worker_silent_s": 0.1}
 ALICE = Tenant("account:alice", "/kept", User(61000, 61000, (), "61000", "/kept"))
