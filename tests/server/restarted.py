@@ -98,14 +98,49 @@ class Case(NamedTuple):
     options: Options = Options()
 
 
-def reordered(turn: int) -> tuple[Any, ...]:
-    """A dict in another order in the second process."""
+def trees(turn: int) -> tuple[Any, ...]:
+    """One of each kind; a dict in another order in the second process."""
     names = ["b", "a", "d", "c"] if turn else ["a", "b", "c", "d"]
-    return ({name: X * ord(name) for name in names},)
+    return (
+        {name: X * ord(name) for name in names},
+        {10: X, 9: X * 2},
+        OrderedDict(b=X, a=X + 1),
+        ({"a": [X, X], "n": None}, 1.0),
+        Point(X, 2.0),
+        Layer(X, 2.0),
+        State(3, {"w": X}),
+        Linear(np.eye(4, dtype=np.float32)),
+        ({"name": "four"}, {1.5: X}),
+    )
 
 
-def scan(x: Any) -> Any:
-    return jax.lax.scan(lambda total, one: (total + one, total * one), x[0], x)
+def trees_in(*given: Any) -> Any:
+    d, ints, ordered, nested, p, layer, s, m, (texts, floats) = given
+    total = d["a"] - d["b"] * d["c"] / d["d"] + ints[10] - ints[9] + ordered["b"] - ordered["a"]
+    total += nested[0]["a"][1] + nested[1] + p.x * p.y + layer.w * layer.b
+    return total + s.params["w"] * s.step + m(X) + floats[1.5] * len(texts["name"])
+
+
+def trees_out(x: Any, s: Any, m: Any) -> Any:
+    return [
+        (x, x, x + 1),
+        None,
+        {"a": (), "b": [None, {}]},
+        x[:0],
+        x.astype(jnp.bfloat16) + 1,
+        Point(x, Point(x + 1, None)),
+        Layer(x, {"b": x}),
+        s.replace(step=s.step + 1),
+        m,
+        OrderedDict(z=x, a=x + 1),
+    ]
+
+
+def inside(x: Any) -> Any:
+    """Calls of jax in the function: inner functions, constants, loops, derivatives."""
+    inner = jax.jit(jnp.sin)(x) + jnp.linspace(0, 1, 4) + jnp.asarray(np.arange(4.0))
+    total, each = jax.lax.scan(lambda total, one: (total + one, total * one), x[0], inner)
+    return total, each, jax.grad(lambda y: (y**3).sum())(x)
 
 
 def with_default(x: Any, scale: Any = 2.0, *, shift: float = 1.0) -> Any:
@@ -123,34 +158,32 @@ X64 = Options(config=(("jax_enable_x64", True),))
 CASES: dict[str, Case] = {
     "array": Case(lambda x: jnp.tanh(x) * 2),
     "no arguments": Case(lambda: jnp.arange(7), lambda turn: ()),
-    "numbers": Case(lambda a, b, c: a * b + c, lambda turn: (2, 0.5, True)),
-    "order of a dict": Case(lambda d: d["a"] - d["b"] * d["c"] / d["d"], reordered),
-    "int keys": Case(lambda d: d[10] - d[9], lambda turn: ({10: X, 9: X * 2},)),
-    "ordered dict": Case(lambda d: d["b"] - d["a"], lambda turn: (OrderedDict(b=X, a=X + 1),)),
-    "nested": Case(lambda t: t[0]["a"][1] + t[1], lambda turn: (({"a": [X, X], "n": None}, 1.0),)),
+    "numbers": Case(
+        lambda a, b, c, w: (a * b + c, w * 2), lambda turn: (2, 0.5, True, weak_array(X))
+    ),
+    "trees in": Case(trees_in, trees),
+    "trees out": Case(trees_out, lambda turn: (X, State(1, X), Linear(X, "other"))),
     "kwargs": Case(with_default, kwargs={"shift": 3.0, "scale": X}),
     "defaults": Case(with_default),
-    "named tuple in": Case(lambda p: p.x * p.y, lambda turn: (Point(X, 2.0),)),
-    "dataclass in": Case(lambda p: p.w * p.b, lambda turn: (Layer(X, 2.0),)),
-    "flax in": Case(lambda s: s.params["w"] * s.step, lambda turn: (State(3, {"w": X}),)),
-    "equinox in": Case(lambda m, x: m(x), lambda turn: (Linear(np.eye(4, dtype=np.float32)), X)),
-    "text in": Case(lambda x, how: x * len(how["name"]), lambda turn: (X, {"name": "four"})),
-    "unusual keys in": Case(lambda d: d[1.5] * 2, lambda turn: ({1.5: X},)),
     "static": Case(
-        lambda n, x, mode: x * n if mode == "fast" else x,
-        lambda turn: (2, X),
+        lambda n, s, x, mode: x * n * s.width if mode == "fast" else x,
+        lambda turn: (2, Setting(3, "relu"), X),
         {"mode": "fast"},
-        Options(static_argnums=(0,), static_argnames=("mode",)),
+        Options(static_argnums=(0, 1), static_argnames=("mode",)),
     ),
-    "static object": Case(
-        lambda s, x: x * s.width, lambda turn: (Setting(3, "relu"), X), {}, Options((0,))
+    "keys": Case(
+        lambda k, r, old: (
+            jax.random.normal(k, (3,)),
+            k,
+            {"keys": jax.random.split(r)},
+            jax.random.uniform(old, (2,)),
+        ),
+        lambda turn: (
+            jax.random.key(1),
+            jax.random.key(1, impl="rbg"),
+            jax.random.PRNGKey(1),
+        ),
     ),
-    "weak": Case(lambda x, y: (x * 2, y * 2), lambda turn: (weak_array(X), 1.5)),
-    "key": Case(lambda k: (jax.random.normal(k, (3,)), k), lambda turn: (jax.random.key(1),)),
-    "rbg key": Case(
-        lambda k: {"keys": jax.random.split(k)}, lambda turn: (jax.random.key(1, impl="rbg"),)
-    ),
-    "old key": Case(lambda k: jax.random.uniform(k, (2,)), lambda turn: (jax.random.PRNGKey(1),)),
     "prng config": Case(
         lambda seed: jax.random.key(seed + 1),
         lambda turn: (np.int32(4),),
@@ -158,22 +191,14 @@ CASES: dict[str, Case] = {
     ),
     "x64": Case(lambda x: x / 3, lambda turn: (np.ones(3),), options=X64),
     "float64 under x32": Case(lambda x: x / 3, lambda turn: (np.ones(3),)),
-    "precision": Case(
-        lambda x: x[None] @ x[:, None],
-        options=Options(config=(("jax_default_matmul_precision", "highest"),)),
-    ),
     "debug nans": Case(with_debug_settings, options=Options(config=(("jax_debug_nans", True),))),
-    "bfloat16": Case(lambda x: x.astype(jnp.bfloat16) + 1),
     "donated": Case(lambda x: x + 1, options=Options(donate_argnums=(0,))),
     "unused": Case(lambda x, y, z: y * 2, lambda turn: (X, X, {"a": X})),
     "kept unused": Case(lambda x, y: y * 2, lambda turn: (X, X), {}, Options(keep_unused=True)),
     "compiler options": Case(
         lambda x: x * 3, options=Options(compiler_options=(("xla_embed_ir_in_executable", True),))
     ),
-    "inner jit": Case(lambda x: jax.jit(jnp.sin)(x) + jnp.linspace(0, 1, 4)),
-    "constant": Case(lambda x: x + jnp.asarray(np.arange(4.0))),
-    "scan": Case(scan),
-    "gradient": Case(jax.grad(lambda x: (x**3).sum())),
+    "inside": Case(inside),
     "derived": Case(
         with_default,
         lambda turn: ((X,), X),
@@ -208,15 +233,6 @@ CASES: dict[str, Case] = {
         lambda turn: (np.diag(np.arange(1, 4, dtype=np.float32)),),
     ),
     "large": Case(lambda x: (x, x.sum()), lambda turn: (np.ones((100, 100), np.float32),)),
-    "argument out": Case(lambda x: (x, x, x + 1)),
-    "none out": Case(lambda x: None),
-    "empty out": Case(lambda x: {"a": (), "b": [None, {}]}),
-    "empty array": Case(lambda x: x[:0]),
-    "named tuple out": Case(lambda x: Point(x, Point(x + 1, None))),
-    "dataclass out": Case(lambda x: Layer(x, {"b": x})),
-    "flax out": Case(lambda s: s.replace(step=s.step + 1), lambda turn: (State(1, X),)),
-    "equinox out": Case(lambda m: m, lambda turn: (Linear(X, "other"),)),
-    "ordered dict out": Case(lambda x: OrderedDict(z=x, a=x + 1)),
 }
 """What a restart costs nothing: by name."""
 
