@@ -150,7 +150,6 @@ LOSS: dict[str, Callable[[Function], Any]] = {
     "vmap, grad": lambda f: jax.vmap(jax.grad(f))(XX, XX),
     "vmap of vmap": lambda f: jax.vmap(jax.vmap(f, (0, None)), (None, 0))(XX, XX),
     "grad of a sum of vmap": lambda f: jax.grad(lambda a: jax.vmap(f)(a, XX).sum())(XX),
-    "hessian": lambda f: jax.hessian(f)(X, Y),
     "jacrev of jacrev": lambda f: jax.jacrev(jax.jacrev(f))(X, Y),
     "jacfwd of jacfwd": lambda f: jax.jacfwd(jax.jacfwd(f))(X, Y),
     "jit, hessian": lambda f: jax.jit(jax.hessian(f))(X, Y),

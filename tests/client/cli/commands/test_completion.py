@@ -42,31 +42,27 @@ def environment() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def scripts(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
-    """What the command prints for each shell, in a folder with one file."""
+    """What the command prints for each shell that is here, in a folder with one file."""
     folder = tmp_path_factory.mktemp("completion")
     (folder / "train_model.py").touch()
-    for shell in completion._SHELLS:
+    installed = [shell for shell in completion._SHELLS if shutil.which(shell)]
+    for shell in installed:
         words = [sys.executable, "-P", "-m", "jaxd.cli", "completion", shell]
         done = subprocess.run(words, env=environment(), capture_output=True, check=True)
         assert done.stderr == b""
         (folder / f"jaxd.{shell}").write_bytes(done.stdout)
-    return {shell: folder / f"jaxd.{shell}" for shell in completion._SHELLS}
+    return {shell: folder / f"jaxd.{shell}" for shell in installed}
 
 
 # What is typed, and the word that is completed.
 TYPED = [
     ("statu", "status"),
-    ("compl", "completion"),
     ("status --js", "--json"),
     ("status --server unix:///x --rea", "--ready"),
-    ("functions --sort cal", "calls"),
     ("cache pur", "purge"),
-    ("cache gc --max", "--max-bytes"),
-    ("serve --idle", "--idle-timeout-s"),
     ("serve --log-format js", "json"),
     ("completion fis", "fish"),
     ("help verif", "verify"),
-    ("warm train_m", "train_model.py"),
     ("token --file train_m", "train_model.py"),
     ("run train_m", "train_model.py"),
 ]
