@@ -27,14 +27,14 @@ class Case(NamedTuple):
     Attributes:
         name: what it is about.
         function: what is called.
-        args, kwargs: with what.
+        args, kwargs: with what; `args` may make it.
         options: how it is jitted.
         x64: whether with 64 bits.
     """
 
     name: str
     function: Any
-    args: tuple[Any, ...] = ()
+    args: tuple[Any, ...] | Callable[[], tuple[Any, ...]] = ()
     kwargs: dict[str, Any] = {}  # noqa: RUF012  never written to
     options: dict[str, Any] = {}  # noqa: RUF012
     x64: bool = False
@@ -201,13 +201,19 @@ _UNTRACEABLE: dict[str, Any] = {
     "generator": (i for i in range(2)),
 }
 
-_KEYS = {
-    "raw": jax.random.PRNGKey(0),
-    "typed": jax.random.key(1),
-    "rbg": jax.random.key(2, impl="rbg"),
-    "several": jax.random.split(jax.random.key(3), (2, 2)),
-    "none": jax.random.split(jax.random.key(4), 0),
-}
+
+def keys() -> tuple[Any, ...]:
+    """Of every kind; jax compiles programs to make them."""
+    return (
+        {
+            "raw": jax.random.PRNGKey(0),
+            "typed": jax.random.key(1),
+            "rbg": jax.random.key(2, impl="rbg"),
+            "several": jax.random.split(jax.random.key(3), (2, 2)),
+            "none": jax.random.split(jax.random.key(4), 0),
+        },
+    )
+
 
 _STATIC: dict[str, tuple[tuple[Any, ...], dict[str, Any], dict[str, Any]]] = {
     "by name": ((2.0, 3, "times"), {}, {"static_argnames": "mode"}),
@@ -381,8 +387,7 @@ def _cases() -> list[Case]:
         Case("trees", same, (_TREES,)),
         Case("keys of two kinds", same, ({"a": 1, 2: 2},)),
         *(Case(f"argument {name}", same, (x,)) for name, x in _UNTRACEABLE.items()),
-        Case("keys", same, (_KEYS,)),
-        Case("key drawn from", lambda k: jax.random.bits(k, (3,)), (_KEYS["typed"],)),
+        Case("keys", lambda k: (k, jax.random.bits(k["typed"], (3,))), keys),
         *(Case(f"static {name}", power, *given) for name, given in _STATIC.items()),
         Case(
             "static values",
