@@ -216,8 +216,11 @@ Figures = dict[str, dict[str, float]]
 """By kind of call, what one call or item takes, by the name of the figure."""
 
 
-def count_work(folder: Path, server_folder: Path) -> Figures:
+def count_work(folder: Path, server_folder: Path) -> tuple[Figures, set[str]]:
     """Runs a server and its client, and counts; takes about five seconds.
+
+    Returns:
+        The figures; the files of the product that each small call runs through.
 
     Raises:
         AssertionError: when the client failed.
@@ -245,18 +248,22 @@ def count_work(folder: Path, server_folder: Path) -> Figures:
         live.close()
     assert ran.returncode == 0, ran.stderr
     by_kind: dict[str, list[dict[str, float]]] = json.loads(ran.stdout)
-    traced = _traced(folder, worker)
+    traced, called = _traced(folder, worker)
     figures: Figures = {}
     for place, (kind, calls) in enumerate(KINDS.items()):
         first = _FIRST_WINDOW + place * WINDOWS
         rows = [traced[window] for window in range(first, first + WINDOWS)]
         figures[kind] = _of_one_call(rows, calls) | _of_one_call(by_kind[kind], COUNT)
-    return figures
+    small = range(_FIRST_WINDOW, _FIRST_WINDOW + WINDOWS)
+    return figures, set.intersection(*(called[window] for window in small))
 
 
-def _traced(folder: Path, worker: int) -> dict[int, dict[str, float]]:
-    """What was noted in each window, at both ends."""
+def _traced(
+    folder: Path, worker: int
+) -> tuple[dict[int, dict[str, float]], Mapping[int, set[str]]]:
+    """What was noted in each window, at both ends, and the files that were run through in it."""
     counts: defaultdict[int, Counter[str]] = defaultdict(Counter)
+    files: defaultdict[int, set[str]] = defaultdict(set)
     for file in folder.glob("*.counts"):
         end, where = ("worker", "from") if file.stem == str(worker) else ("client", "to")
         for line in file.read_text().splitlines():
@@ -265,9 +272,11 @@ def _traced(folder: Path, worker: int) -> dict[int, dict[str, float]]:
                 continue
             kind = _OTHERS.get(name, "functions of jaxd")
             counts[int(window)][f"{kind} in the {end}"] += int(calls)
+            if name not in _OTHERS:
+                files[int(window)].add(name.partition(":")[0])
             if name == _SENT:
                 counts[int(window)][f"messages {where} the server"] += int(calls)
-    return {window: dict(found) for window, found in counts.items()}
+    return {window: dict(found) for window, found in counts.items()}, files
 
 
 def _of_one_call(rows: Sequence[Mapping[str, float]], calls: int) -> dict[str, float]:

@@ -328,6 +328,13 @@ def replaces_variable(model):
     model.norm.mean[...] = jnp.ones(3)
 
 
+def several(model):
+    sets_attributes(model)
+    new_variable(model)
+    replaces_variable(model)
+    return tied(model)
+
+
 def nothing(model):
     return model.first.scale[...] + 1
 
@@ -372,16 +379,15 @@ ROWS = [
     *[
         Row(model, does)
         for does in (
-            *(sows, sows_and_pops, pops_parameters, to_eval, sets_attributes, new_variable, tied),
-            *(appends, random_numbers, replaces_variable, nothing, nested_call),
+            *(sows, sows_and_pops, pops_parameters, to_eval, several, appends, random_numbers),
+            *(nothing, nested_call),
         )
     ],
     *[
         Row(layers, does)
         for does in (
             *(array_changes, statics_change, attribute_goes, data_and_static, new_module, swaps),
-            *(shares, circle, returns_arguments, returns_new, takes_out, takes_out_and_returns),
-            persistent_inside,
+            *(shares, circle, returns_new, takes_out, takes_out_and_returns, persistent_inside),
         )
     ],
     *[Row(twice, does) for does in (same_twice, returns_arguments)],

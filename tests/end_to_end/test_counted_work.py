@@ -7,6 +7,7 @@ the message of the change. What became less belongs there as well, else it may c
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from typing import Final
@@ -15,11 +16,15 @@ import pytest
 
 from tests import chosen_platform
 from tests.end_to_end.counted_work import Figures, count_work
+from tests.live_server import ROOT
 from tests.preloaded import has_compiler
 
 pytestmark = pytest.mark.timeout(400)
 
 MOST_TIMES: Final = 7
+
+MOST_FILES: Final = 32
+"""That a small call runs through, client and worker together."""
 
 KINDS: Final = {
     "small": "a small call",
@@ -80,13 +85,16 @@ class Counted:
         self._folders = folders
         self._times = 0
         self.figures: Figures = {}
+        self.files: set[str] = set()
 
     def again(self) -> bool:
         """Counts, and returns whether it did: not more often than it makes sense."""
         if self._times == MOST_TIMES:
             return False
         self._times += 1
-        found = count_work(self._folders.mktemp("counted"), self._folders.mktemp("server"))
+        folders = self._folders.mktemp("counted"), self._folders.mktemp("server")
+        found, files = count_work(*folders)
+        self.files = self.files & files if self.figures else files
         for kind, figures in found.items():
             least = self.figures.setdefault(kind, {})
             least |= {name: min(least.get(name, now), now) for name, now in figures.items()}
@@ -121,6 +129,23 @@ def test_a_call_takes_no_more_than_it_did(kind: str, counted: Counted) -> None:
     compared = _compared(kind, counted.figures[kind])
     gone = [name for name, before, now, _ in compared if before >= 1 and now < before / 2]
     assert not gone, f"these are not counted any more, or the table is to be written anew: {gone}"
+
+
+def test_a_warm_call_passes_few_files(counted: Counted) -> None:
+    """Client and server together."""
+    while len(counted.files) > MOST_FILES and counted.again():
+        pass
+    assert len(counted.files) <= MOST_FILES, sorted(counted.files)
+
+
+def test_architecture_shows_the_files_of_a_warm_call(counted: Counted) -> None:
+    """The list in ARCHITECTURE.md is the list."""
+    page = (ROOT / "ARCHITECTURE.md").read_text().partition("## The way of one call\n")[2]
+    block = page.partition("\n## ")[0].rpartition("```text\n")[2]
+    shown = re.findall(r"(?:client|server|shared)/[\w/]+\.py", block)
+    while not counted.files <= set(shown) and counted.again():
+        pass
+    assert sorted(shown) == sorted(counted.files)
 
 
 def _compared(kind: str, now: dict[str, float]) -> Iterator[tuple[str, float, float, float]]:

@@ -1,7 +1,8 @@
-"""The way of one warm call through the files of the product, as it is taken, and what it counts.
+"""The way of a warm call through the layers of the product, and what a further leaf adds to it.
 
 Counted and not timed, so that a run on a busy machine says the same. The limits are what was seen,
-with a margin of a twentieth; work that pays for itself may raise them.
+with a margin of a twentieth; work that pays for itself may raise them. What one call takes is in
+`test_counted_work.py`.
 """
 
 from __future__ import annotations
@@ -16,11 +17,6 @@ import pytest
 from tests import house
 from tests.another_server import own_server_needed
 from tests.live_server import ROOT, LiveServer
-
-MOST_FILES = 32
-
-MOST_CALLS = 220
-"""Functions of the product that a small warm call runs, client and worker together."""
 
 MOST_CALLS_PER_LEAF = {"loop": 1.6, "trees": 3.5}
 """How many more there are for each further leaf."""
@@ -108,28 +104,6 @@ def _calls_of_busiest_thread(lines: list[str]) -> list[tuple[str, str]]:
     return [(caller, callee) for thread, caller, callee in found if thread == busiest]
 
 
-def _files(calls: list[tuple[str, str]]) -> list[str]:
-    """The files of a call, in the order in which it reaches them."""
-    return list(dict.fromkeys(callee.partition(":")[0] for _, callee in calls))
-
-
-def test_a_warm_call_passes_few_files(calls: list[tuple[str, str]]) -> None:
-    """Client and server together; the list is printed (`pytest -s`)."""
-    files = _files(calls)
-    print(f"\n{len(files)} files:", *files, sep="\n")
-    assert len(files) <= MOST_FILES
-
-
-def test_a_warm_call_is_one_message_each_way_and_runs_few_functions(
-    calls: list[tuple[str, str]],
-) -> None:
-    """Whatever is added to the way of each call is seen here."""
-    sent = Counter(callee.rpartition(":")[2] for _, callee in calls)["BulkChannel.send"]
-    assert sent == 2 * 2
-    print(f"\n{len(calls) / 2:.0f} functions")
-    assert len(calls) / 2 <= MOST_CALLS
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", MOST_CALLS_PER_LEAF)
 def test_a_further_leaf_runs_few_functions(
@@ -149,14 +123,6 @@ def test_nothing_is_called_in_a_layer_above_its_caller(calls: list[tuple[str, st
         if caller != "-" and _is_above(_module(callee), _module(caller))
     }
     assert sorted(upwards) == []
-
-
-def test_architecture_shows_the_files_of_a_warm_call(calls: list[tuple[str, str]]) -> None:
-    """The list in ARCHITECTURE.md is the list."""
-    page = (ROOT / "ARCHITECTURE.md").read_text().partition("## The way of one call\n")[2]
-    block = page.partition("\n## ")[0].rpartition("```text\n")[2]
-    shown = re.findall(r"(?:client|server|shared)/[\w/]+\.py", block)
-    assert sorted(shown) == sorted(_files(calls))
 
 
 def _module(called: str) -> str:
