@@ -393,7 +393,7 @@ def test_settings_of_libraries_are_part_of_the_key(
     (tmp_path / "settings.py").write_text(LIBRARY_SETTINGS)
     found = []
     for place, on_error, *change in (
-        *(("here", "off"), ("here", "nan", "fixed"), ("here", "off"), ("here", "nan", "fixed")),
+        *(("here", "off"), ("auto", "nan", "fixed"), ("auto", "off"), ("here", "nan", "fixed")),
         ("server", "nan"),
     ):
         own = environment | {"JAXD_PLACE": place, "EQX_ON_ERROR": on_error}

@@ -573,10 +573,27 @@ class HereCaller(Caller):
         self._misses: OwnMisses | None = None
         if settings.place == "here":
             import_jax(PlaceRefused, _NO_JAX)
-            from jaxd.tracing.own_misses import OwnMisses  # with auto, the server traces them
+            self._begin_tracing()
 
-            self._misses = OwnMisses(self, self._loaded, _note_alone)
-            _tracing.add(self)
+    def _begin_tracing(self) -> OwnMisses:
+        from jaxd.tracing.own_misses import OwnMisses  # with auto, the server traces nearly all
+
+        self._misses = OwnMisses(self, self._loaded, _note_alone)
+        _tracing.add(self)
+        return self._misses
+
+    def _misses_of(self, spec: FunctionSpec) -> OwnMisses | None:
+        """What traces the misses of a function here; None: the server does.
+
+        With `place="auto"` that is so under settings of libraries that a server does not have, for
+        functions that are called as under `jax.jit`: their options are those of `jax.jit`.
+        """
+        if self.settings.place == "here":
+            return self._misses
+        if not (spec.snapshot.settings and spec.snapshot.is_pinned):
+            return None
+        with self._lock:
+            return self._misses or self._begin_tracing()
 
     def after_fork(self) -> None:
         """In the child of a fork: XLA's threads are not in it, so a program would never end."""
@@ -603,7 +620,7 @@ class HereCaller(Caller):
             return ELSEWHERE
         local: LocalCalls | None = spec.local
         is_due = local is not None and local.is_due
-        if not (spec.snapshot.is_pinned or is_due or self._misses):
+        if not (spec.snapshot.is_pinned or is_due or self._misses_of(spec)):
             return ELSEWHERE
         result = ELSEWHERE
         if local is not None:
@@ -632,10 +649,11 @@ class HereCaller(Caller):
         except Exception:  # noqa: BLE001  raised again where the call is encoded
             return ELSEWHERE
         is_new = not spec.snapshot.is_pinned or skeleton not in spec.snapshot.pinned
-        if not is_new or (spec.snapshot.is_pinned and self._misses):
+        own_misses = self._misses_of(spec)
+        if not is_new or (spec.snapshot.is_pinned and own_misses):
             spec = snapshots.pinned_spec(spec, skeleton, config)
         local: LocalCalls | None = spec.local
-        misses = self._misses if is_new and not pickles else None
+        misses = own_misses if is_new and not pickles else None
         if misses is not None and (local is None or local.is_missed(skeleton)):
             if not is_admitted(spec.snapshot, skeleton):
                 return ELSEWHERE  # raised again where the call is encoded
@@ -677,13 +695,14 @@ class HereCaller(Caller):
         Raises:
             Exception: as `_run_missed`.
         """
-        if self._misses is None or is_staged():
+        misses = self._misses_of(spec)
+        if misses is None or is_staged():
             return ELSEWHERE
         local = self._local_calls(spec)
         if local is None:
             return ELSEWHERE
         if local.jitted is None:
-            local.jitted = self._misses.jitted(spec)
+            local.jitted = misses.jitted(spec)
         return local.run_found(local.jitted, given)
 
     def _run_missed(
