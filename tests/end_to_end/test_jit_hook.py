@@ -243,6 +243,38 @@ results, made = [step(count, jnp.ones(3)), step(count, jnp.ones(3)), count[...]]
     assert (hooked["persistent"], hooked["calls"]) == ([True], 2)
 
 
+@pytest.mark.slow
+@pytest.mark.libraries("flax")
+def test_to_jax_jit_objects_of_nnx_are_trees(report: Report) -> None:
+    """The program's own stay as they are, and one that is there twice is two: a wrong result."""
+    program = """
+from flax import nnx
+import jax, jax.numpy as jnp
+class Counts(nnx.Module):
+    def __init__(self):
+        self.one = self.other = nnx.Variable(jnp.zeros(()))
+        self.calls = 0
+@jax.jit
+def step(counts, x):
+    counts.one[...] += x
+    counts.calls += 1
+    return counts
+@jax.jit
+def outer(counts, x):
+    return step(counts, x).one[...] + 10 * counts.one[...]
+given, made = Counts(), [step, outer]
+first = step(given, 2.0)
+second = step(first, 3.0)
+results = [first is given, first.one is first.other, given.calls, second.calls, outer(second, 1.0)]
+results += [each[...] for each in (given.one, first.one, first.other, second.one, second.other)]
+results = [jnp.asarray(each) for each in results]
+"""
+    plain, hooked = report(program, "plain"), report(program, warm=True)
+    expected = [False, False, 0, 2, 56.0, 0.0, 2.0, 0.0, 5.0, 0.0]
+    assert hooked["results"] == plain["results"] == expected
+    assert (hooked["persistent"], hooked["calls"]) == ([True, True], 3)
+
+
 @pytest.mark.soak
 @pytest.mark.libraries("flax")
 def test_nnx_jit_in_the_mode_that_it_has_anyway_is_served(report: Report) -> None:

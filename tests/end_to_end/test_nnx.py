@@ -204,6 +204,22 @@ def cached_training(function: Callable[..., Any]) -> list[Any]:
     return [*losses, *map(_numbers, jax.tree.leaves([nnx.state(model), nnx.state(optimizer)]))]
 
 
+def test_by_the_rule_of_jax_objects_are_trees(client: Client) -> None:
+    """As to `jax.jit`: the caller's stay as they are, and one that is there twice is two."""
+
+    def bump(pair: list[Any]) -> list[Any]:
+        pair[0][...] += 1.0
+        return pair
+
+    shared = nnx.Variable(jnp.zeros(()))
+    for jitted in (jax.jit(bump), client.persistent_call(bump, static="jax")):
+        one, other = jitted([shared, shared])
+        assert (float(one[...]), float(other[...]), float(shared[...])) == (1.0, 0.0, 0.0)
+    gradient = client.persistent_call(lambda pair: bump(pair)[0][...] ** 2, static="jax").grad()
+    slopes = gradient([nnx.Variable(jnp.float32(2.0)), nnx.Variable(jnp.float32(2.0))])
+    assert [float(each[...]) for each in slopes] == [6.0, 0.0]
+
+
 def test_objects_that_nnx_caches_are_the_callers_own(client: Client) -> None:
     """`nnx.cached_partial` over a function that is called without it in between: one program."""
     function = client.persistent_call(step)

@@ -42,7 +42,8 @@ class CallOptions(TypedDict, total=False):
     Attributes:
         static: `"auto"`: what jax cannot trace, such as text, members of enums, configurations and
             functions, is static by its content wherever in the arguments it stands. `"jax"`: as in
-            `jax.jit`, it is an error unless its argument is declared static.
+            `jax.jit`, it is an error unless its argument is declared static, and objects of flax
+            nnx are trees, whose changes reach nobody.
         server: an address, such as `unix:///path`, `tls://host:port#sha256=…` or `ssh://host`; or
             that of a pool of servers, `pool://host:port#sha256=…`.
         host: a TCP host instead of `server`; localhost when only `port` is given.

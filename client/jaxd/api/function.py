@@ -762,6 +762,8 @@ class PersistentFunction(
         """The call that is made where flax nnx objects are passed; None when there are none."""
         if self._is_derived:
             return None  # its changes are part of its result
+        if self._binding.options.static == "jax":
+            return None  # to `jax.jit` they are trees, and the caller's stay as they are
         if self._nnx is None:
             from jaxd.request.nnx import NnxCalls
             from jaxd_protocol.jit.static_args import infer_static_args

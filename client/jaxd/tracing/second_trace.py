@@ -110,7 +110,9 @@ def jitted_here(spec: FunctionSpec) -> Any:
     options = Options.from_bytes(spec.options)
     plain = untransformed(spec.snapshot.function)
     function = apply_transformations(plain, options.transformations)
-    opened = unwrapping_arguments(refusing_lost_updates(function), spec.statics)
+    if not spec.statics.strict:  # else nnx objects are trees, as to `jax.jit`
+        function = refusing_lost_updates(function)
+    opened = unwrapping_arguments(function, spec.statics)
     return jax.jit(opened, **options.jit_arguments())
 
 

@@ -46,7 +46,9 @@ class _NestedFunction(FunctionWrapper):
 def call_jitted(
     function: Callable[..., Any], options: JitOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """What `jax.jit(function)(*args, **kwargs)` returns; of nnx objects, what `nnx.jit` does.
+    """What `jax.jit(function)(*args, **kwargs)` returns.
+
+    Of nnx objects, what `nnx.jit` does, unless `static="jax"` makes them trees as of `jax.jit`.
 
     Each call makes a function object of its own: jax caches by the object, and the next program
     may have other settings of jax.
@@ -56,8 +58,10 @@ def call_jitted(
     if padding is not None:
         args, kwargs = pad_in_trace(padding, args, kwargs)
     given = Options(**named)
-    if loaded_nnx() is not None and not isinstance(function, Updating):
-        call = ObjectCall.of(args, kwargs, infer_static_args(function, given))
+    statics = infer_static_args(function, given)
+    has_nnx = loaded_nnx() is not None and not statics.strict
+    if has_nnx and not isinstance(function, Updating):
+        call = ObjectCall.of(args, kwargs, statics)
         if call is not None:
             return call.finish(_jitted(Updating(function), given, call.args, call.kwargs))
     return _jitted(function, given, args, kwargs)

@@ -97,8 +97,13 @@ class Function:
 
     @property
     def traceable(self) -> Callable[..., Any]:
-        """What jax is given of it: takes closed arguments, and loses no change of nnx objects."""
-        function = refusing_lost_updates(self.function)
+        """What jax is given of it: takes closed arguments, and loses no change of nnx objects.
+
+        But of those that are trees to its caller, as to `jax.jit`, it changes its own.
+        """
+        function = self.function
+        if not self.statics.strict:
+            function = refusing_lost_updates(function)
         if self.unpacked is not None:
             held = [each for each in self.unpacked.objects if type(each) is ContextVar]
             function = _setting(held, function) if held else function
