@@ -221,8 +221,7 @@ PROGRAMS: Final[tuple[Program, ...]] = (
     *_files(
         FLAX,
         _TOY,
-        "02_lifted_transforms.py 03_train_state.py 05_vae.py "
-        "06_scan_over_layers.py 09_parameter_surgery.py hijax_demo.py",
+        "02_lifted_transforms.py 03_train_state.py 06_scan_over_layers.py 09_parameter_surgery.py",
     ),
     *_files(
         FLAX,
@@ -243,8 +242,8 @@ PROGRAMS: Final[tuple[Program, ...]] = (
     *_files(
         DIFFRAX,
         "docs/examples/",
-        "neural_ode.ipynb kalman_filter.ipynb hessian.ipynb coupled_odes.ipynb forcing.ipynb "
-        "stiff_ode.ipynb steady_state.ipynb neural_cde.ipynb",
+        "neural_ode.ipynb hessian.ipynb coupled_odes.ipynb forcing.ipynb stiff_ode.ipynb "
+        "steady_state.ipynb neural_cde.ipynb",
         note=_NOTEBOOK,
     ),
     *_files(
@@ -257,13 +256,13 @@ PROGRAMS: Final[tuple[Program, ...]] = (
     *_files(
         LINEAX,
         "docs/examples/",
-        "least_squares.ipynb classical_solve.ipynb operators.ipynb",
+        "classical_solve.ipynb operators.ipynb",
         note=_NOTEBOOK,
     ),
     *_files(
         OPTIMISTIX,
         "docs/examples/",
-        "interactive.ipynb optimise_diffeq.ipynb custom_solver.ipynb root_find.ipynb",
+        "interactive.ipynb optimise_diffeq.ipynb",
         note=_NOTEBOOK,
     ),
     *_files(

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from jaxd import Client
+from jaxd import Client, connect
+from tests.end_to_end.several_devices import EIGHT
 from tests.live_server import LiveServer
 from tests.warm_clients import run_warm
 
@@ -241,6 +242,45 @@ results, made = [step(count, jnp.ones(3)), step(count, jnp.ones(3)), count[...]]
     plain, hooked = report(program, "plain"), report(program, warm=True)
     assert hooked["results"] == plain["results"] == [6.0, 12.0, 6.0]
     assert (hooked["persistent"], hooked["calls"]) == ([True], 2)
+
+
+SPREAD = """
+import jax, jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+mesh = jax.make_mesh((2, 4), ("d", "m"), axis_types=(AxisType.Auto,) * 2)
+spread = NamedSharding(mesh, P("d", "m"))
+plain = jax.jit(lambda x: x + 1)
+made = [
+    jax.jit(lambda x: x * 2, out_shardings=spread),
+    jax.jit(lambda x: jax.lax.with_sharding_constraint(x * 3, spread)),
+    jax.jit(jax.shard_map(lambda x: x * 4, mesh=mesh, in_specs=P("d"), out_specs=P("d"))),
+]
+x, results = jnp.ones((8, 8)), []
+for function in made * 3:
+    result = function(x)
+    results += [result.sum(), jnp.asarray(len({str(each.index) for each in result.global_shards}))]
+results.append(plain(x).sum())
+made.append(plain)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.own_server
+def test_results_lie_on_the_devices_that_plain_jax_puts_them_on(eight: LiveServer) -> None:
+    """Of a program on several devices, which are a process's own; others are served as ever."""
+    with connect(eight.unix) as client:
+        before = client.statistics()
+        start = partial(eight.run, HOOK + SPREAD + REPORT, **EIGHT, JAXD_FALLBACK="local")
+        runs = [start(*words) for words in (("plain",), (), ())]
+        after = client.statistics()
+    assert not any(done.returncode for done in runs), runs[-1].stderr
+    plain, *hooked = (json.loads(done.stdout.splitlines()[-1]) for done in runs)
+    assert plain["results"] == [128.0, 8, 192.0, 8, 256.0, 2] * 3 + [128.0]
+    for each in hooked:
+        assert (each["results"], each["persistent"]) == (plain["results"], [True] * 4)
+    assert after.fallback_calls - before.fallback_calls == 2 * 9
+    answered = [each.calls - each.failed_calls for each in (before, after)]
+    assert answered[1] - answered[0] == 2
 
 
 @pytest.mark.slow

@@ -151,6 +151,8 @@ class FunctionBinding(NamedTuple):
             raise
         if call.spec.snapshot.refused:
             call.check_not_refused()
+        if self.snapshots.on_one_device:
+            call = call._replace(on_one_device=True)
         return call._replace(is_first=True) if self.snapshots.is_first(call.kind) else call
 
     def encode_untraced(

@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 from jaxd.connection.settings import Fallbacks, Places
 from jaxd.results.reader import ResultsAs
 from jaxd_protocol.errors import ConfigurationError
-from jaxd_protocol.jit.options import CONFIG_DEFAULTS, Options, Ship, StaticRule, normal_config
+from jaxd_protocol.jit.options import (
+    CONFIG_DEFAULTS,
+    Options,
+    Ship,
+    StaticRule,
+    keep_shardings,
+    normal_config,
+)
 
 if TYPE_CHECKING:
     from inspect import Signature
@@ -114,7 +121,7 @@ def packed_shardings(option: str, value: Any) -> bytes:
 
     value = tuple(value) if isinstance(value, list) else value  # as jax takes a list here
     check_shardings(option, value)
-    return bytes(pack(value, f"the option {option}"))
+    return keep_shardings(bytes(pack(value, f"the option {option}")), value)
 
 
 def check_arguments(function: Callable[..., Any], options: Options) -> None:

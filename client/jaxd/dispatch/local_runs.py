@@ -83,6 +83,15 @@ def default_platform(servers: str) -> str | None:
     return str(loaded_jax().default_backend()) if found is None and servers == "cpu" else found
 
 
+def has_several_devices(servers: str) -> bool:
+    """Whether jax has several devices here; no accelerator is taken to find it out.
+
+    Args:
+        servers: the kind of the server's devices.
+    """
+    return default_platform(servers) is not None and loaded_jax().device_count() > 1
+
+
 class FallbackCounts:
     """The counts of such calls that were not reported yet to the server. Thread-safe.
 

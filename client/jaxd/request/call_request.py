@@ -13,6 +13,7 @@ from jaxd_protocol.messages.calls import (
     LOST_AGAIN,
     LOST_ONCE,
     MAY_REPEAT,
+    ON_ONE_DEVICE,
     ON_VALUES,
     STRICT,
     TIMED,
@@ -113,6 +114,7 @@ class CallRequest(NamedTuple):
         is_timed: whether its reply is to say how long it ran.
         is_first: whether it is the first of its kind, of a function that is to be as under
             `jax.jit`, which would trace it here.
+        on_one_device: whether it is to be refused where its program computes on several.
     """
 
     spec: FunctionSpec
@@ -133,6 +135,7 @@ class CallRequest(NamedTuple):
     origin: Any = None
     is_timed: bool = False
     is_first: bool = False
+    on_one_device: bool = False
 
     @property
     def data_locations(self) -> Sequence[DataLocation]:
@@ -154,6 +157,8 @@ class CallRequest(NamedTuple):
             flags |= TIMED
         if self.is_first:
             flags |= FIRST
+        if self.on_one_device:
+            flags |= ON_ONE_DEVICE
         if self.lost_workers:
             flags |= LOST_ONCE if self.lost_workers == 1 else LOST_ONCE | LOST_AGAIN
         return flags

@@ -600,6 +600,7 @@ class SnapshotCache:
             call goes the long way.
         refuses_unrepeatable: whether a function that reads while it is traced what is not the same
             the next time, such as a clock, is not walked to be sent.
+        on_one_device: whether a server is to refuse calls that compute on several devices.
         kinds: the hashes of the kinds of calls that there were, see `CallRequest.kind`; None: they
             are not told apart.
     """
@@ -616,7 +617,7 @@ class SnapshotCache:
         self.walk_s = 0.0
         self.jit_calls: JitCalls | None = None
         self.known: RunsCalls | None = None
-        self.refuses_unrepeatable = False
+        self.refuses_unrepeatable = self.on_one_device = False
         self.kinds: set[int] | None = None
         self._function = function
         self._options = options
@@ -642,6 +643,7 @@ class SnapshotCache:
         """Those of another function, of which the same is ignored, sent and called back."""
         made = SnapshotCache(function, options, *self._rules)
         made.refuses_unrepeatable = self.refuses_unrepeatable
+        made.on_one_device = self.on_one_device
         return made
 
     def clear(self) -> None:

@@ -89,6 +89,7 @@ class Call(Operation):
         strict: whether packages that differ from the client's are an error.
         warm_only: whether the executable is wanted, and no result.
         is_first: whether it shows what was put out while the executable was traced, see `FIRST`.
+        on_one_device: whether it is refused where the program computes on several devices.
         lost: how many workers have died during it; 2: or more.
         call_back: calls a function in the process of its client, see `ClientProxy.call_back`.
         session: whose call it is.
@@ -122,6 +123,7 @@ class Call(Operation):
     strict: bool = False
     warm_only: bool = False
     is_first: bool = False
+    on_one_device: bool = False
     lost: int = 0
     call_back: Callable[..., Any] | None = None
     session: Client = _NO_SESSION

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol
 
-from jaxd_protocol.errors import Cancelled, LostUpdateError, PlaceRefused
+from jaxd_protocol.errors import Cancelled, LostUpdateError, PlaceRefused, ResultError
 from jaxd_protocol.jit.static_args import dynamic
 from jaxd_protocol.messages.calls import FAILED, OK
 from jaxd_protocol.messages.data_locations import pack_leaf_spans
@@ -353,6 +353,8 @@ class Pipeline:
         except FunctionReplaced:
             before += filter(None, [job.made])
             raise
+        if call.on_one_device:
+            _check_on_one_device(executable)
         if executable.outdated:
             changes = dependency_changes(function.name, executable.outdated)
             refuse_or_warn(changes, call.emit, strict=call.strict)
@@ -570,6 +572,21 @@ class _BuildJob:
             call.warm_only,
             call.session.principal,
             call.session.counts,
+        )
+
+
+def _check_on_one_device(executable: Executable) -> None:
+    """Returns when the results of a program can lie where those of its client's own jax would.
+
+    Raises:
+        ResultError: when it spreads them over several devices.
+    """
+    count = len(executable.program.devices)
+    if count > 1:
+        raise ResultError(
+            f"the program of {executable.name} computes on {count} devices of the server, on which "
+            "its results lie, and arrays of a process can only lie on its own. Under `jaxd run` "
+            "and `pytest --jaxd` such a function runs in your process."
         )
 
 

@@ -19,6 +19,7 @@ from jaxd_protocol.messages.calls import (
     LOST_AGAIN,
     LOST_ONCE,
     MAY_REPEAT,
+    ON_ONE_DEVICE,
     ON_VALUES,
     SILENT,
     STRICT,
@@ -42,10 +43,10 @@ from jaxd_server.rpc.worker_context import WorkerContext
 from jaxd_server.runtime.call_trace import ConnectionTrace
 from jaxd_server.runtime.threads.cancellation import CallPhase
 
-_RESULT_ONLY: Final = MAY_REPEAT | ON_VALUES | FROM_CALLBACK | TIMED | FIRST
+_RESULT_ONLY: Final = MAY_REPEAT | ON_VALUES | FROM_CALLBACK | TIMED | FIRST | ON_ONE_DEVICE
 """Flags of calls that want a result and nothing else: what was warm before answers them."""
 
-_OF_PACE: Final = ~(ON_VALUES | TIMED | FIRST)
+_OF_PACE: Final = ~(ON_VALUES | TIMED | FIRST | ON_ONE_DEVICE)
 """Flags that matter to whether a call is quick."""
 
 
@@ -124,6 +125,7 @@ class CallScheduler:
             call.deadline = None if timeout_s is None else time.monotonic() + timeout_s
             call.strict, call.warm_only = bool(flags & STRICT), bool(flags & WARM)
             call.is_first = bool(flags & FIRST)
+            call.on_one_device = bool(flags & ON_ONE_DEVICE)
             call.call_back = partial(client.call_back, seq)
             # the word of a client alone would have a call admitted where others wait
             call.inside = bool(flags & FROM_CALLBACK and self._may_call_back())
@@ -165,6 +167,8 @@ class CallScheduler:
         known = None if plan is None else plan.executable
         if flags & FIRST and known is not None and (known.output or known.program.host_state):
             return None, None  # it has events to send, as one that is built, or is refused
+        if flags & ON_ONE_DEVICE and known is not None and len(known.program.devices) > 1:
+            return None, None  # it is refused
         warm = None if pipeline.admission.is_barred else known
         return None if flags & ~_RESULT_ONLY else plan, warm
 

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple
 from typing import Literal as OneOf
 
+from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import ConfigurationError, ProtocolError
 from jaxd_protocol.pytree.literals import Literal, dump_literal, load_literal
 
@@ -171,10 +172,32 @@ class Options(NamedTuple):
         for name in ("in_shardings", "out_shardings"):
             packed = getattr(self, name)
             if packed:
-                from jaxd_protocol.pickling.unpack.unpickler import unpack  # few functions have any
-
-                arguments[name] = unpack(packed)
+                arguments[name] = _shardings(packed)
         return arguments
+
+
+_MAX_SHARDINGS: Final = 256
+_own_shardings: Final = BoundedDict[int, tuple[bytes, Any]](_MAX_SHARDINGS)
+"""What this process has packed, by the address of the bytes, which are held."""
+
+
+def keep_shardings(packed: bytes, value: Any) -> bytes:
+    """Has `jit_arguments` give the very shardings that this process has packed into these bytes.
+
+    They may be in an object that has others, as a training state has its optimizer: jax compares
+    these with those of the result, and copies may differ.
+    """
+    _own_shardings[id(packed)] = packed, value
+    return packed
+
+
+def _shardings(packed: bytes) -> Any:
+    known, value = _own_shardings.get(id(packed), (b"", None))
+    if known is packed:
+        return value
+    from jaxd_protocol.pickling.unpack.unpickler import unpack  # few functions have any
+
+    return unpack(packed)
 
 
 def _inline(name: str) -> Any:

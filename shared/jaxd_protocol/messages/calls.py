@@ -188,3 +188,7 @@ TIMED: Final = 256
 
 FIRST: Final = 512
 """Flag of a call: `jax.jit` would trace here, so what the trace has put out is sent, if not now."""
+
+ON_ONE_DEVICE: Final = 1024
+"""Flag of a call: it is refused where its program computes on several devices, for its client has
+several as well, and arrays of its own jax lie on them as that program has spread its results."""

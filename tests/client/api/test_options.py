@@ -175,6 +175,16 @@ def test_shardings_are_packed_the_same_way_each_time() -> None:
     assert packed_shardings("in_shardings", None) == b""
 
 
+def test_this_process_has_its_own_shardings_again() -> None:
+    """With what stands beside them, as the optimizer of a training state; others have copies."""
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    made = jax.tree_util.Partial(lambda: None, sharding)  # a node with a function of its own
+    packed = packed_shardings("out_shardings", made)
+    assert Options(out_shardings=packed).jit_arguments() == {"out_shardings": made}
+    copy = Options.from_bytes(Options(out_shardings=packed).to_bytes())
+    assert copy.jit_arguments()["out_shardings"].func is not made.func
+
+
 def test_what_is_no_sharding_is_refused() -> None:
     """As jax does it; without jax there is none."""
     with pytest.raises(TypeError, match="in_shardings leaf specifications are expected"):

@@ -22,7 +22,7 @@ from jaxd.api.decorator import CallOptions, bind, check_options
 from jaxd.api.function import FunctionBinding, PersistentFunction
 from jaxd.api.transforms import hide_frames
 from jaxd.dispatch.caller import Caller, CallerLookup, end_held_output
-from jaxd.dispatch.local_runs import former_runs, runs_locally
+from jaxd.dispatch.local_runs import former_runs, has_several_devices, runs_locally
 from jaxd.interop.after_import import AfterImport
 from jaxd.interop.jax_registry import array_class
 from jaxd.interop.jax_runtime import is_staged, loaded_jax, named_in, replace_in
@@ -246,7 +246,9 @@ class HookedFunction(PersistentFunction[..., Any]):
         """Has calls run here at once, where no server could answer them in a run before.
 
         And those of a function that reads while it is traced what each process has another one of:
-        a clock, a random state. From a server all would get the value of the first process.
+        a clock, a random state. From a server all would get the value of the first process. And
+        those that compute on several devices: what they return lies on these, which are of a
+        process.
 
         Returns:
             Whether that is settled; else the next call is to ask again.
@@ -257,6 +259,7 @@ class HookedFunction(PersistentFunction[..., Any]):
         if not runs_locally(caller.session, self._binding.settings.fallback):
             return caller.session.connected  # else the server could not be asked
         self._binding.snapshots.refuses_unrepeatable = True
+        self._binding.snapshots.on_one_device = has_several_devices(caller.session.platform)
         server = caller.session.settings.server
         reason = None if self._runs is None else former_runs.refusal(self._runs, server)
         if reason is not None:
