@@ -244,6 +244,27 @@ results, made = [step(count, jnp.ones(3)), step(count, jnp.ones(3)), count[...]]
     assert (hooked["persistent"], hooked["calls"]) == ([True], 2)
 
 
+@pytest.mark.slow
+@pytest.mark.libraries("equinox")
+def test_errors_of_equinox_are_its_own(report: Report) -> None:
+    """`eqx.filter_jit` makes them of what a callback has noted, and that runs on the server."""
+    program = """
+import equinox as eqx, jax.numpy as jnp
+@eqx.filter_jit
+def positive(x):
+    return eqx.error_if(x, x < 0, "it is\\nnegative")
+def said(x):
+    try:
+        return positive(x)
+    except eqx.EquinoxRuntimeError as error:
+        return jnp.asarray("it is\\nnegative" in str(error))
+results, made = [said(jnp.float32(x)) for x in (1, -1, 2, -2)], []
+"""
+    plain, hooked = report(program, "plain"), report(program, warm=True)
+    assert hooked["results"] == plain["results"] == [1.0, True, 2.0, True]
+    assert hooked["calls"] == 4
+
+
 SPREAD = """
 import jax, jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P

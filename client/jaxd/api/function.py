@@ -151,9 +151,8 @@ class FunctionBinding(NamedTuple):
             raise
         if call.spec.snapshot.refused:
             call.check_not_refused()
-        if self.snapshots.on_one_device:
-            call = call._replace(on_one_device=True)
-        return call._replace(is_first=True) if self.snapshots.is_first(call.kind) else call
+        first, one = self.snapshots.is_first(call.kind), self.snapshots.on_one_device
+        return call._replace(is_first=first, on_one_device=one) if first or one else call
 
     def encode_untraced(
         self, caller: Caller, config: Config, args: tuple[Any, ...], kwargs: dict[str, Any]

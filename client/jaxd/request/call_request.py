@@ -157,8 +157,7 @@ class CallRequest(NamedTuple):
             flags |= TIMED
         if self.is_first:
             flags |= FIRST
-        if self.on_one_device:
-            flags |= ON_ONE_DEVICE
+        flags |= ON_ONE_DEVICE if self.on_one_device else 0
         if self.lost_workers:
             flags |= LOST_ONCE if self.lost_workers == 1 else LOST_ONCE | LOST_AGAIN
         return flags

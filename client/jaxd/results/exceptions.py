@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
+import sys
 from types import TracebackType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from jaxd.interop.jax_runtime import loaded_jax
 from jaxd.results.reader import received_texts
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from jaxd.results.reader import ResultReader
 
 _MAX_LINE: Final = 300
+_OF_RUNNING: Final = frozenset({"JaxRuntimeError", "XlaRuntimeError"})
+_OF_EQUINOX: Final = re.compile(r"\b_EquinoxRuntimeError: (.*?)\n\n\n-{20}", re.DOTALL)
 _OWN: Final = frozenset(OWN_PACKAGES)
 _CALLED_BY_OWN: Final = frozenset({"jax", "jaxlib", "numpy", "concurrent", "threading", "asyncio"})
 
@@ -32,6 +36,7 @@ def exception_of(failure: Failure, name: str, reader: ResultReader, address: str
     """
     error = decode_failure(failure, reader, with_jax=shows_all_frames())
     _note_texts(error)
+    _tell_equinox(error)
     if type(error) is RemoteError or not isinstance(error, JaxdError):
         call = origin_of(error).call
         which = f" (call {call})" if call else ""
@@ -53,6 +58,18 @@ def _note_texts(error: BaseException) -> None:
         todo += [one.__cause__, one.__context__]
         if isinstance(one, BaseExceptionGroup):
             todo += one.exceptions
+
+
+def _tell_equinox(error: BaseException) -> None:
+    """Has `eqx.filter_jit` of this process find what `eqx.error_if` has said on the server.
+
+    It raises its own error of that, in the place of one of jax that says little.
+    """
+    jit: Any = sys.modules.get("equinox._jit")
+    is_candidate = jit is not None and type(error).__name__ in _OF_RUNNING
+    said = _OF_EQUINOX.search(str(error)) if is_candidate else None
+    if said is not None:
+        jit.last_error_info = said[1], []  # what it says, and frames, which are the server's
 
 
 def hide_own_frames(error: BaseException) -> None:

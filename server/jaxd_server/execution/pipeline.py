@@ -353,8 +353,7 @@ class Pipeline:
         except FunctionReplaced:
             before += filter(None, [job.made])
             raise
-        if call.on_one_device:
-            _check_on_one_device(executable)
+        _check_devices(call, executable)
         if executable.outdated:
             changes = dependency_changes(function.name, executable.outdated)
             refuse_or_warn(changes, call.emit, strict=call.strict)
@@ -575,14 +574,14 @@ class _BuildJob:
         )
 
 
-def _check_on_one_device(executable: Executable) -> None:
-    """Returns when the results of a program can lie where those of its client's own jax would.
+def _check_devices(call: Call, executable: Executable) -> None:
+    """Returns when results may lie where the program of a call has them.
 
     Raises:
-        ResultError: when it spreads them over several devices.
+        ResultError: when these are several devices, and the call is to be on one.
     """
     count = len(executable.program.devices)
-    if count > 1:
+    if call.on_one_device and count > 1:
         raise ResultError(
             f"the program of {executable.name} computes on {count} devices of the server, on which "
             "its results lie, and arrays of a process can only lie on its own. Under `jaxd run` "
