@@ -175,7 +175,7 @@ PROGRAMS: Final[tuple[Program, ...]] = (
     *_files(
         JRAPH,
         "jraph/examples/",
-        "basic.py game_of_life.py zacharys_karate_club.py hamiltonian_graph_network.py sat.py",
+        "basic.py game_of_life.py zacharys_karate_club.py sat.py",
     ),
     *_files(
         JAX,
