@@ -266,12 +266,6 @@ PROGRAMS: Final[tuple[Program, ...]] = (
         note=_NOTEBOOK,
     ),
     *_files(
-        FLOWJAX,
-        "docs/examples/",
-        "unconditional.ipynb variational_inference.ipynb",
-        note=_NOTEBOOK,
-    ),
-    *_files(
         JAX_MD,
         "examples/",
         "nve_simulation.py nvt_simulation.py fire_minimization.py nve_neighbor_list.py",
@@ -286,9 +280,6 @@ PROGRAMS: Final[tuple[Program, ...]] = (
         "constrained/nmf.py",
     ),
     *_files(
-        GPJAX, "examples/", "regression.py classification.py poisson.py", packages=("examples",)
-    ),
-    *_files(
         DYNAMAX,
         "docs/notebooks/",
         "hmm/casino_hmm_inference.ipynb hmm/gaussian_hmm.ipynb "
@@ -298,7 +289,7 @@ PROGRAMS: Final[tuple[Program, ...]] = (
     *_files(
         NUMPYRO,
         "examples/",
-        "annotation.py hmm.py holt_winters.py neutra.py sparse_regression.py thompson_sampling.py "
+        "hmm.py holt_winters.py neutra.py sparse_regression.py thompson_sampling.py "
         "zero_inflated_poisson.py proportion_test.py horseshoe_regression.py dais_demo.py",
         _MCMC,
     ),
