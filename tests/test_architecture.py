@@ -73,6 +73,7 @@ NAMES_PRIVATE_PARTS_OF_JAX = {
     "client/jaxd/interop/jax_runtime.py": "whether a backend was made already",
     "client/jaxd/interop/jax_settings.py": "the settings and contexts of a thread",
     "client/jaxd/interop/local_programs.py": "jax's own dispatch, for programs that were loaded",
+    "client/jaxd/results/exceptions.py": "where equinox looks for what error_if has found",
     "client/jaxd/tracing/primitive.py": "the rules of checkify",
     "server/jaxd_server/jax_compat/compilation_cache.py": "jax's own cache on disk",
     "server/jaxd_server/jax_compat/lowered.py": "what a lowered program consists of",

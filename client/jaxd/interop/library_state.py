@@ -135,9 +135,7 @@ class LibraryContexts:
         """
         if is_in_trace():
             return
-        with self._lock:
-            if self._modules.may_be_new:
-                self._places += _with_first(list(self._new_holders()))
+        self._look()
         for place in self._places:
             now = _content(place.holder)
             if not _are_same(now, place.first):
@@ -147,6 +145,11 @@ class LibraryContexts:
                     "it does not hold outside of one, as on a server. That may change what is "
                     "traced. Enter it in the function, or run the function here with JAXD_INLINE=1."
                 )
+
+    def _look(self) -> None:
+        with self._lock:
+            if self._modules.may_be_new:
+                self._places += _with_first(list(self._new_holders()))
 
     def _new_holders(self) -> Iterator[tuple[str, Any]]:
         """Those in modules that were loaded since the last look, with their names."""
@@ -263,7 +266,7 @@ class LibrarySettings:
 
     def __init__(self) -> None:
         self._modules = _Modules()
-        self._firsts: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = []
+        self._firsts: list[_First] = []
         self.after_fork()
         reset_after_fork(self)
 
@@ -275,8 +278,8 @@ class LibrarySettings:
         """Those that differ, as they are now."""
         with self._lock:
             if self._modules.may_be_new:
-                for name, content in self._modules.new():
-                    self._firsts += _firsts_of(name, content)
+                for each in self._modules.new():
+                    self._firsts += [*_made_first(*each), *_set_first(*each)]
         found = {
             name: text
             for prefix, content, first in self._firsts
@@ -285,15 +288,21 @@ class LibrarySettings:
         return tuple(sorted(found.items()))
 
 
-def _firsts_of(
-    name: str, content: Mapping[str, Any]
-) -> Iterator[tuple[str, Mapping[str, Any], Mapping[str, Any]]]:
-    """Names, what holds settings, and what that holds at first."""
+_First = tuple[str, Mapping[str, Any], Mapping[str, Any]]
+"""A name, what holds settings, and what that holds at first."""
+
+
+def _made_first(name: str, content: Mapping[str, Any]) -> Iterator[_First]:
+    """That of a module which is made once more."""
     if _stands_alone(name, content):
         first = _made_again(name, content)
         kept = {key: each for key, each in first.items() if _may_be_setting(key, each, name)}
         if kept:
             yield name, content, kept
+
+
+def _set_first(name: str, content: Mapping[str, Any]) -> Iterator[_First]:
+    """Those that functions of a module set, in it and in its classes."""
     for cls, names in names_of_settings(content).items():
         first = initial_values(content, names, cls)
         kept = {key: each for key, each in first.items() if type(each) in (bool, float, str)}

@@ -378,10 +378,7 @@ class FunctionSnapshot:
         try:
             jax_changes.check(self.guards.looked_up)
             if loaded_jax() is not None:
-                from jaxd.interop.library_state import library_contexts  # not without jax
-
-                library_contexts.check()
-            self._check_settings()
+                self._check_libraries()
         except PackingError as error:
             set_origin(error, FailureOrigin("packing"))
             raise
@@ -413,7 +410,10 @@ class FunctionSnapshot:
             self.learned = reads
             self._outdate()
 
-    def _check_settings(self) -> None:
+    def _check_libraries(self) -> None:
+        from jaxd.interop.library_state import library_contexts  # not without jax
+
+        library_contexts.check()
         if self.settings != _library_settings():
             self._outdate()
             raise PackingError("settings of libraries have changed since the last call.")
