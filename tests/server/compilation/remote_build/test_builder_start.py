@@ -74,8 +74,9 @@ def test_where_a_package_has_changed_on_disk_a_new_interpreter_starts(rates: Fak
     """Once the fork server has imported it, whoever asks."""
     with fork_server() as server:
         assert said(server) == ("1.0 it", 0)
-        rates.install("tr-rates", "2", {"rates.py": "RATE = 2.0", "tr_builder.py": BUILDER})
-        assert said(server) == ("2.0 it", 0)
+        files = {"rates.py": "RATE = 20.0", "tr_builder.py": BUILDER}  # of another size: Python
+        rates.install("tr-rates", "2", files)  # takes a compiled file for that of the same second
+        assert said(server) == ("20.0 it", 0)
     changed_since_first_seen()  # it is no news for the tests that follow
 
 
