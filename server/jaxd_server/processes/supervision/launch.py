@@ -29,15 +29,23 @@ _FRACTION_BEFORE: Final = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 
 _PREALLOCATE: Final = "XLA_PYTHON_CLIENT_PREALLOCATE"
 
+_OF_LIBRARIES: Final = ("EQX_", "FLAX_", "JAXTYPING_", "NUMPYRO_")
+"""What variables begin with that equinox, flax, jaxtyping and numpyro read when they are imported.
+
+They change what is traced. A server traces for clients that have none, and those that have some
+trace for themselves: docs/the-key.md, "Settings of libraries".
+"""
+
 
 def worker_environment(options: ServerOptions, inherited: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a worker: from the options, otherwise inherited.
+    """The environment of a worker: from the options, otherwise inherited, without `_OF_LIBRARIES`.
 
     A server that was started automatically, or whose workers share a device, preallocates only
     where `inherited` demands it.
     """
     modest = {_PREALLOCATE: "false"} if options.auto or options.worker_per_principal else {}
-    environment = modest | dict(inherited)
+    own = {name: text for name, text in inherited.items() if not name.startswith(_OF_LIBRARIES)}
+    environment = modest | own
     if options.device_memory_fraction is not None:
         environment.pop(_FRACTION_BEFORE, None)
         environment[_FRACTION] = str(options.device_memory_fraction)

@@ -47,6 +47,11 @@ ENVIRONMENTS: dict[str, tuple[dict[str, Any], dict[str, str], dict[str, str]]] =
         {"CUDA_VISIBLE_DEVICES": "1"},
         {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "2,0"},
     ),
+    "no settings of libraries: clients have their own": (
+        {},
+        {"EQX_ON_ERROR": "nan", "FLAX_PROFILE": "1", "JAXTYPING_DISABLE": "1", "HOME": "/h"},
+        {"HOME": "/h"},
+    ),
     "no device, whatever the environment says": (
         {"no_device": True},
         OTHER_JAX,
