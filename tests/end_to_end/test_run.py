@@ -388,7 +388,7 @@ def test_settings_of_libraries_are_part_of_the_key(
 ) -> None:
     """Also those that a library has from the environment when it is imported.
 
-    What was traced in a process answers the next one that has the same; a server traces nothing.
+    A process traces for itself under them, and compiles nothing that another one has compiled.
     """
     (tmp_path / "settings.py").write_text(LIBRARY_SETTINGS)
     found = []

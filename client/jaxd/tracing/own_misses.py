@@ -230,10 +230,14 @@ class OwnMisses:
         Raises:
             BaseException: why the server cannot build the key.
         """
+        if miss.spec.snapshot.settings:
+            return "it was traced under settings of libraries that a server does not have"
         request = WarmRequest(miss.spec, miss.skeleton, b"", (), None, "auto")
         there = self.warm(miss.spec, miss.skeleton)["program"]["id"]
-        if there == miss.program or not there:
-            return ""
+        return "" if there in (miss.program, "", None) else self._compared(miss, request)
+
+    def _compared(self, miss: OwnMiss, request: WarmRequest) -> str:
+        """Why a program differs from the server's; empty where its text does not."""
         text = str(ask_stage(self._caller, request, "program")["text"])
         found = first_difference(text, program_text(miss.found.lowered, miss.found.options))
         if found is None or not miss.spec.snapshot.guards.hold():

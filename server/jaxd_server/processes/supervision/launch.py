@@ -37,6 +37,10 @@ trace for themselves: docs/the-key.md, "Settings of libraries".
 """
 
 
+def _without_settings(inherited: Mapping[str, str]) -> dict[str, str]:
+    return {name: text for name, text in inherited.items() if not name.startswith(_OF_LIBRARIES)}
+
+
 def worker_environment(options: ServerOptions, inherited: Mapping[str, str]) -> dict[str, str]:
     """The environment of a worker: from the options, otherwise inherited, without `_OF_LIBRARIES`.
 
@@ -44,8 +48,7 @@ def worker_environment(options: ServerOptions, inherited: Mapping[str, str]) -> 
     where `inherited` demands it.
     """
     modest = {_PREALLOCATE: "false"} if options.auto or options.worker_per_principal else {}
-    own = {name: text for name, text in inherited.items() if not name.startswith(_OF_LIBRARIES)}
-    environment = modest | own
+    environment = modest | _without_settings(inherited)
     if options.device_memory_fraction is not None:
         environment.pop(_FRACTION_BEFORE, None)
         environment[_FRACTION] = str(options.device_memory_fraction)
