@@ -3,9 +3,9 @@
 Most of what a builder takes to start is the import of jax and of the modules of the server. A
 worker has imported them as well. So it forks a *fork server* before it has a device, or threads
 that compute: those do not survive a fork. The fork server builds nothing; it forks a builder for
-each request. It ends with its worker, and when a package that it has imported has changed on disk.
-From then on, and where processes are not forked (other systems than Linux, a client that builds
-without a server), a builder is a new interpreter.
+each request, and ends with its worker. Once a package that it has imported has changed on disk it
+forks none any more. From then on, and where processes are not forked (other systems than Linux, a
+client that builds without a server), a builder is a new interpreter.
 """
 
 from __future__ import annotations
